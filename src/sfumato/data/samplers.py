@@ -1,0 +1,102 @@
+"""Samplers: which privacy units (rows or users) take part in one answer.
+
+A sampler is frozen public knowledge. It draws the indices *and* states its own accounting event, so that what is
+drawn and what is charged cannot disagree. Its denominators are declared constants: `size` is the declared number of
+units, `expected` the declared batch; neither is ever read off the data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.errors import InvalidArgument
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(ABC):
+    """Draws the units of one answer out of `size` declared units."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidArgument(f"size={self.size} must be at least 1: declare how many privacy units the data has.")
+
+    @property
+    @abstractmethod
+    def expected(self) -> float:
+        """The declared, public denominator of a mean over one batch."""
+
+    @abstractmethod
+    def draw(self, present: int, rng: np.random.Generator) -> Indices:
+        """Indices of the sampled units, out of `present` (private!) units; `rng` is the door's secret generator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(Sampler):
+    """Each unit joins independently with probability `batch_size / size`."""
+
+    batch_size: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.batch_size <= self.size:
+            raise InvalidArgument(
+                f"batch_size={self.batch_size} must lie between 1 and size={self.size}: lower batch_size."
+            )
+
+    @property
+    def rate(self) -> float:
+        """The inclusion probability q of every unit."""
+        return self.batch_size / self.size
+
+    @property
+    def expected(self) -> float:
+        return self.batch_size
+
+    def draw(self, present: int, rng: np.random.Generator) -> Indices:
+        return np.flatnonzero(rng.random(present) < self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSize(Sampler):
+    """Exactly `batch_size` distinct units, uniformly; sound only under replace-one, where `size` is exact."""
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.batch_size <= self.size:
+            raise InvalidArgument(
+                f"batch_size={self.batch_size} must lie between 1 and size={self.size}: lower batch_size."
+            )
+
+    @property
+    def expected(self) -> float:
+        return float(self.batch_size)
+
+    def draw(self, present: int, rng: np.random.Generator) -> Indices:
+        if present != self.size:
+            raise InvalidArgument(
+                f"size={self.size} is not the number of units in the data, which FixedSize needs exactly: "
+                "declare the exact size, or use Poisson."
+            )
+        return np.sort(rng.choice(present, size=self.batch_size, replace=False, shuffle=False)).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatch(Sampler):
+    """All units, every time."""
+
+    @property
+    def expected(self) -> float:
+        return float(self.size)
+
+    def draw(self, present: int, rng: np.random.Generator) -> Indices:
+        return np.arange(present, dtype=np.int64)
