@@ -1,0 +1,63 @@
+"""`Clip`: how one unit's gradient is bounded. Frozen data, not a callback, so that the engine can choose the fast way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import InvalidArgument
+from sfumato.gradients.gradient import Gradient
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """g -> clip(scale * (g - origin), norm): the shifted, scaled gradient, shortened to `norm` where it is longer.
+
+    `origin` and `scale` must be public: computed from public data and already released answers alone.
+
+    >>> Clip(1.0).norm
+    1.0
+    """
+
+    norm: float
+    origin: Gradient | None = None
+    scale: Gradient | None = None
+
+    def __post_init__(self) -> None:
+        if not self.norm > 0:  # also catches NaN; infinity is allowed here and refused by the door
+            raise InvalidArgument(f"clip norm={self.norm} must be positive: it bounds what one unit can contribute.")
+        for argument, value in (("origin", self.origin), ("scale", self.scale)):
+            if value is not None:
+                if not isinstance(value, Gradient):
+                    raise InvalidArgument(
+                        f"{argument}={type(value).__name__} must be a Gradient: wrap the tensors in one."
+                    )
+                if not all(bool(torch.isfinite(t).all()) for t in value.values()):
+                    raise InvalidArgument(
+                        f"{argument} has NaN or infinite entries: check the public data it came from."
+                    )
+
+    def check(self, params: Mapping[str, Tensor]) -> None:
+        """Raise unless origin and scale fit the parameters."""
+        for argument, value in (("origin", self.origin), ("scale", self.scale)):
+            if value is None:
+                continue
+            if value.keys() != params.keys() or any(value[name].shape != p.shape for name, p in params.items()):
+                raise InvalidArgument(
+                    f"{argument} does not match the trainable parameters in names and shapes: take it at the same "
+                    "parameters."
+                )
+
+    def restore(self, answer: Gradient) -> Gradient:
+        """Add the origin back to a noisy mean of clipped gradients: answer + scale * origin."""
+        if self.origin is None:
+            return answer
+        return answer + (self.origin if self.scale is None else self.scale * self.origin)
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self.norm)

@@ -1,0 +1,239 @@
+"""What one privacy unit adds to the gradient of one parameter, in the cheapest exact form, and its norm.
+
+Shapes: U units, R rows folded into a unit (records x views x positions), O outputs, I inputs, P entries of a parameter.
+
+Two forms. `Dense` holds the U vectors themselves; its norm is the norm of the very vector that is summed. `Outer` and
+`Convolution` hold factors whose contraction over R is the gradient, so U x P numbers are never formed ("ghost" norms,
+and a weighted sum straight from the factors). A ghost norm is not the norm of a stored vector, so it is *inflated* by
+a bound on its own rounding error: the clip factor can only come out too small, never too large.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_BLOCK = 256  # longest run of numbers that is summed in working precision before float64 takes over
+
+
+def rounding(dtype: torch.dtype, length: int) -> float:
+    """Relative error bound of a dot product of `length` terms summed in at least 8 interleaved lanes.
+
+    Every vectorised kernel (and every blocked matrix product) sums in >= 8 lanes, so no chain of additions is longer
+    than length/8; 8 more cover the additions that join lanes and blocks. `tests/gradients/test_safety.py` derives it.
+    """
+    accumulate = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return (length / 8 + 8) * torch.finfo(accumulate).eps / 2
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared L2 norm of every row of a (U, P) tensor, as float64: blocks in working precision, then float64."""
+    U, P = rows.shape
+    if rows.dtype == torch.float64:
+        return rows.square().sum(1)
+    whole = P - P % _BLOCK
+    total = torch.zeros(U, dtype=torch.float64, device=rows.device)
+    for part in (rows[:, :whole].reshape(U, -1, _BLOCK), rows[:, whole:].reshape(U, 1, P - whole)):
+        if part.numel():
+            total += torch.linalg.vector_norm(part, dim=2, dtype=torch.float32).double().square().sum(1)
+    return total
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The affine part of a clip for one parameter: g -> scale * (g - origin)."""
+
+    origin: Tensor | None
+    scale: Tensor | None
+
+
+class Contribution(ABC):
+    """Per-unit gradients of one parameter, after `prepare` of the vectors scale * (g - origin)."""
+
+    @abstractmethod
+    def prepare(self, shift: Shift) -> Tensor:
+        """Fix the shift; return an upper bound (U,) float64 on the squared norms of the shifted vectors."""
+
+    @abstractmethod
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """sum_i factors_i * scale * (g_i - origin), in the parameter's shape. Units with factor 0 must add nothing."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The per-unit gradients themselves, (U, *shape); call before `prepare`."""
+
+    def has_ghost(self, shift: Shift) -> bool:
+        """Whether norms can be had from factors under this shift."""
+        return False
+
+    def ghost_pays(self) -> bool:
+        """Whether norms from factors cost less than instantiating."""
+        return False
+
+    @abstractmethod
+    def drop(self, keep: Tensor) -> None:
+        """Erase the units where `keep` is False: 0 * NaN is NaN, so a zero factor alone would not silence them."""
+
+
+def shifted_sum(total: Tensor, factors: Tensor, shift: Shift) -> Tensor:
+    """scale * (total - (sum of factors) * origin), from the weighted sum of unshifted gradients."""
+    if shift.origin is not None:
+        total = total - factors.sum() * shift.origin
+    return total if shift.scale is None else shift.scale * total
+
+
+class Dense(Contribution):
+    """Instantiated gradients, (U, *shape)."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+
+    def dense(self) -> Tensor:
+        return self.gradients
+
+    def prepare(self, shift: Shift) -> Tensor:
+        # Shift first, square after: expanding |g|^2 - 2<g,p> + |p|^2 would cancel exactly where an origin is good.
+        if shift.origin is not None:
+            self.gradients = self.gradients - shift.origin
+        if shift.scale is not None:
+            self.gradients = self.gradients * shift.scale
+        rows = self.gradients.reshape(len(self.gradients), -1)
+        return squared_norms(rows) * (1 + 2 * rounding(rows.dtype, _BLOCK))
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        flat = self.gradients.reshape(len(self.gradients), -1)
+        return (factors.to(flat.dtype) @ flat).reshape(self.gradients.shape[1:])
+
+    def drop(self, keep: Tensor) -> None:
+        mask = keep.reshape(-1, *[1] * (self.gradients.ndim - 1))
+        self.gradients = torch.where(mask, self.gradients, torch.zeros((), dtype=self.gradients.dtype))
+
+
+def outer_ghost_pays(R: int, outputs: int, inputs: int) -> bool:
+    """Gram matrices cost R^2 (O + I); instantiating costs about as much as the weighted sum, plus passes over O * I."""
+    return R == 1 or R * (outputs + inputs) <= 4 * outputs * inputs
+
+
+class Outer(Contribution):
+    """Gradients sum_r a_r (x) b_r of a matrix (O, I). `a` is (U, R, O), or (U, R) integer rows of one-hot vectors."""
+
+    def __init__(self, a: Tensor, b: Tensor, outputs: int) -> None:
+        self.a, self.b, self.outputs = a, b, outputs
+        self._shift = Shift(None, None)
+
+    @property
+    def one_hot(self) -> bool:
+        return not self.a.is_floating_point()
+
+    @staticmethod
+    def joined(parts: Sequence[Outer]) -> Outer:
+        """The sum of several uses of one parameter: their factors side by side. One-hot rows are written out."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if all(p.one_hot for p in parts):
+            a = torch.cat([p.a for p in parts], 1)
+        else:
+            a = torch.cat([p.written_out() for p in parts], 1)
+        return Outer(a, torch.cat([p.b for p in parts], 1), first.outputs)
+
+    def written_out(self) -> Tensor:
+        return F.one_hot(self.a, self.outputs).to(self.b.dtype) if self.one_hot else self.a
+
+    def has_ghost(self, shift: Shift) -> bool:
+        return shift.scale is None or self.b.shape[1] == 1  # an elementwise scale does not factorise over R > 1
+
+    def ghost_pays(self) -> bool:
+        R, inputs = self.b.shape[1:]
+        return self.one_hot or outer_ghost_pays(R, self.outputs, inputs)
+
+    def dense(self) -> Tensor:
+        if self.one_hot:
+            U, R, inputs = self.b.shape
+            out = self.b.new_zeros(U, self.outputs, inputs)
+            return out.scatter_add_(1, self.a.unsqueeze(2).expand(U, R, inputs), self.b)
+        return torch.bmm(self.a.transpose(1, 2), self.b)
+
+    def prepare(self, shift: Shift) -> Tensor:
+        self._shift = shift
+        if shift.scale is not None:
+            return self._prepare_scaled(shift.scale, shift.origin)
+        U, R, inputs = self.b.shape
+        products = squared_norms(self.b.reshape(U * R, inputs))
+        if not self.one_hot:
+            products = products * squared_norms(self.a.reshape(U * R, self.outputs))
+        size = products.sqrt().reshape(U, R).sum(1)  # >= the gradient's norm; what rounding errors are relative to
+        longest = max(self.outputs, inputs)
+        if R == 1:
+            squared = size.square()
+            longest = _BLOCK if shift.origin is None else longest
+        else:
+            if self.one_hot:
+                gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).to(self.b.dtype)
+            else:
+                gram_a = torch.bmm(self.a, self.a.transpose(1, 2))
+            gram_b = torch.bmm(self.b, self.b.transpose(1, 2))
+            squared = (gram_a.double() * gram_b.double()).sum((1, 2))
+        if shift.origin is not None:
+            squared = squared - 2 * self._inner(shift.origin) + shift.origin.double().square().sum()
+            size = size + shift.origin.double().norm()
+        # Each Gram entry is off by at most the rounding of its dot product, so their products by twice that.
+        return squared.clamp_min(0) + 2 * rounding(self.b.dtype, longest) * size.square()
+
+    def _prepare_scaled(self, scale: Tensor, origin: Tensor | None) -> Tensor:
+        """R = 1: |s*(ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2."""
+        a, b = self.written_out()[:, 0].square(), self.b[:, 0].square()
+        squared = torch.linalg.vecdot((b @ scale.square().T).double(), a.double())
+        size = squared.sqrt()
+        if origin is not None:
+            squared = squared - 2 * self._inner(scale.square() * origin) + (scale * origin).double().square().sum()
+            size = size + (scale * origin).double().norm()
+        return squared.clamp_min(0) + 2 * rounding(self.b.dtype, max(self.outputs, self.b.shape[2])) * size.square()
+
+    def _inner(self, matrix: Tensor) -> Tensor:
+        """<g_i, matrix> for every unit."""
+        if self.one_hot:
+            return (matrix[self.a] * self.b).double().sum((1, 2))
+        return ((self.b @ matrix.T) * self.a).double().sum((1, 2))
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        c = factors.to(self.b.dtype)[:, None, None]
+        inputs = self.b.shape[2]
+        if self.one_hot:
+            total = self.b.new_zeros(self.outputs, inputs)
+            total.index_add_(0, self.a.reshape(-1), (c * self.b).reshape(-1, inputs))
+        else:
+            a, b = (self.a * c, self.b) if self.outputs < inputs else (self.a, self.b * c)  # scale the smaller one
+            total = a.reshape(-1, self.outputs).T @ b.reshape(-1, inputs)
+        return shifted_sum(total, factors.to(total.dtype), self._shift)
+
+    def drop(self, keep: Tensor) -> None:
+        mask = keep[:, None, None]
+        self.b = torch.where(mask, self.b, torch.zeros((), dtype=self.b.dtype))
+        if not self.one_hot:
+            self.a = torch.where(mask, self.a, torch.zeros((), dtype=self.a.dtype))
+
+
+def combined(parts: Sequence[Contribution], shift: Shift, *, ghost: bool | None = None) -> Contribution:
+    """One contribution for all uses of a parameter: uses are summed *before* the norm is taken.
+
+    `ghost` forces (True) or forbids (False) factored norms where they exist; None chooses by cost.
+    """
+    whole = parts[0]
+    outer = [p for p in parts if isinstance(p, Outer)]
+    if len(outer) == len(parts):
+        whole = Outer.joined(outer)
+    elif len(parts) > 1:
+        total = whole.dense()
+        for part in parts[1:]:
+            total = total + part.dense()
+        whole = Dense(total)
+    if isinstance(whole, Dense):
+        return whole
+    factored = whole.has_ghost(shift) and (whole.ghost_pays() if ghost is None else ghost)
+    return whole if factored else Dense(whole.dense())

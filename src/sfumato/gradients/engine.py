@@ -1,0 +1,112 @@
+"""The engine: S = sum_i c_i * s * (mean_k g_ik - p), with c_i = min(1, C / |s * (mean_k g_ik - p)|).
+
+One unit i (an example, or a user with several records) has K views; p is the clip's origin, s its scale, C its norm;
+with offsets, view k is evaluated at w + v_k. One forward and one backward pass over each micro-batch collect what every
+parameter's uses contribute; then come the norms over all parameters, the factors c_i, and the weighted sums.
+
+The engine knows nothing of noise, ledgers or papers. `reference.py` is its slow, obvious twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from sfumato.errors import InvalidArgument
+from sfumato.gradients.clip import Clip
+from sfumato.gradients.contributions import outer_ghost_pays
+from sfumato.gradients.modes import Trace
+from sfumato.gradients.passes import Augment, Performance, per_unit, rows_of
+from sfumato.gradients.probe import Probe
+from sfumato.gradients.rules import convolution
+from sfumato.objective import Batch, Objective
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """How rows make up units: `records` rows each (padded), with a weight per row (0 for padding).
+
+    With the reduction "mean" a user's weights are 1 / number of records, with "sum" they are 1.
+    """
+
+    records: int = 1
+    weights: Tensor | None = None
+
+
+def clipped_sum(
+    objective: Objective,
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    *,
+    clip: Clip,
+    views: int = 1,
+    augment: Augment | None = None,
+    offsets: Sequence[Mapping[str, Tensor]] | None = None,
+    units: Units | None = None,
+    performance: Performance | None = None,
+    probe: Probe | None = None,
+) -> dict[str, Tensor]:
+    """The sum over the batch's units of their clipped gradients, in float64.
+
+    *Formal guarantee.* Every unit's addend has L2 norm <= clip.norm (1 + 1e-6), whatever its rows hold; a unit with a
+    non-finite gradient adds exactly zero; no unit's addend depends on another unit's rows (`checks.py` tests that of
+    the user's own model).
+    """
+    performance, units = performance or Performance(), units or Units()
+    clip.check(params)
+    if views < 1:
+        raise InvalidArgument(f"views={views} must be at least 1.")
+    if offsets is not None and len(offsets) != views:
+        raise InvalidArgument(f"offsets has {len(offsets)} entries but views={views}: give one offset per view.")
+    total = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in params.items()}
+    rows = rows_of(batch)
+    if rows == 0:
+        return total
+    count, rest = divmod(rows, units.records)
+    assert rest == 0, "units are padded to equal numbers of records"
+    probe = probe or Probe.of(objective)
+    found = probe.trace(params, batch)
+    size = performance.micro_batch or _micro_batch(found, params, clip, performance, units.records * views)
+    for start in range(0, count, size):
+        stop = min(start + size, count)
+        part = tree_map(lambda t: _slice(t, start * units.records, stop * units.records), batch)
+        weights = None if units.weights is None else units.weights[start * units.records : stop * units.records]
+        addends = per_unit(
+            objective,
+            params,
+            part,
+            found,
+            count=stop - start,
+            views=views,
+            augment=augment,
+            offsets=offsets,
+            weights=weights,
+            clip=clip,
+            performance=performance,
+        )
+        for name, value in addends.sums().items():
+            total[name] += value
+    return total
+
+
+def _slice(value: Any, start: int, stop: int) -> Any:
+    return value[start:stop] if isinstance(value, Tensor) else value
+
+
+def _micro_batch(found: Trace, params: Mapping[str, Tensor], clip: Clip, performance: Performance, fold: int) -> int:
+    """As many units as their instantiated gradients fit into the memory that is set aside for them."""
+
+    def instantiated(name: str, p: Tensor) -> bool:
+        positions = found.positions.get(name)
+        if performance.ghost is not None or positions is None or (clip.scale is not None and positions * fold > 1):
+            return performance.ghost is not True or positions is None
+        pays = outer_ghost_pays if p.ndim == 2 else convolution.ghost_pays
+        return not pays(positions * fold, p.shape[0], p[0].numel())
+
+    size = sum(p.numel() * p.element_size() for name, p in params.items() if instantiated(name, p))
+    return max(1, performance.instantiated_bytes // max(1, size))

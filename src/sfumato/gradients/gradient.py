@@ -1,0 +1,73 @@
+"""`Gradient`: named tensors that add, scale and measure like one long vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import InvalidArgument
+
+
+class Gradient(Mapping[str, Tensor]):
+    """An immutable vector over named parameters.
+
+    >>> g = Gradient({"w": torch.tensor([3.0, 4.0])})
+    >>> float(g.norm()), float(g.clipped(1.0).norm())
+    (5.0, 1.0)
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {name: t.detach() for name, t in tensors.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Gradient({len(self)} tensors, norm {float(self.norm()):.4g})"
+
+    def _with(self, other: Gradient) -> Iterator[tuple[str, Tensor, Tensor]]:
+        if self.keys() != other.keys():
+            raise InvalidArgument(
+                f"The gradients name different parameters ({sorted(self.keys() ^ other.keys())[:3]} ...): take both of "
+                "the same objective."
+            )
+        return ((name, t, other[name]) for name, t in self.items())
+
+    def __add__(self, other: Gradient) -> Gradient:
+        return Gradient({name: a + b for name, a, b in self._with(other)})
+
+    def __sub__(self, other: Gradient) -> Gradient:
+        return Gradient({name: a - b for name, a, b in self._with(other)})
+
+    def __mul__(self, other: float | Gradient) -> Gradient:
+        if isinstance(other, Gradient):
+            return Gradient({name: a * b for name, a, b in self._with(other)})
+        return Gradient({name: t * other for name, t in self.items()})
+
+    __rmul__ = __mul__
+
+    def dot(self, other: Gradient) -> Tensor:
+        """The inner product, accumulated in float64."""
+        return torch.stack([(a.double() * b.double()).sum() for _, a, b in self._with(other)]).sum()
+
+    def norm(self) -> Tensor:
+        """The L2 norm over all parameters together, in float64."""
+        return torch.stack([t.double().square().sum() for t in self.values()]).sum().sqrt()
+
+    def clipped(self, norm: float) -> Gradient:
+        """The same direction, no longer than `norm`."""
+        return self * float(min(1.0, norm / max(float(self.norm()), 1e-300)))
+
+    def write_to(self, module: nn.Module) -> None:
+        """Set `.grad` of the module's parameters, for any `torch.optim` optimiser to use."""
+        parameters = dict(module.named_parameters())
+        for name, t in self.items():
+            parameters[name].grad = t.to(parameters[name].dtype).clone()

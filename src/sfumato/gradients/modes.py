@@ -1,0 +1,357 @@
+"""Seeing every use of a parameter: no hooks, no attributes, no patched modules.
+
+A `TorchFunctionMode` sees every torch function that the model's Python code calls, with the very tensors it is given,
+so functional uses (`F.linear(x, embedding.weight)`) and re-used parameters are seen like any other. Three things can
+happen to a parameter:
+
+- *derived*: a function of parameters and constants alone (a transpose, a standardised weight, a position embedding).
+  Ordinary autograd keeps the way back; the result is tracked like a parameter.
+- *use*: a function of a parameter and of data. A rule computes it and taps its backward; without a rule, `vmap` does.
+- anything else does not concern a parameter and runs untouched.
+
+Which is which, and which dimension counts the examples, is found out once, by `trace`, from two runs with different
+numbers of rows; nothing is guessed from names or positions.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from sfumato.errors import UnsupportedModel
+from sfumato.gradients.contributions import Contribution, Dense, Outer
+from sfumato.gradients.rules import decompositions, fallback, native
+from sfumato.gradients.rules.call import Call, Key, Site, function_name
+from sfumato.gradients.tape import Layout, Tape
+
+_TRANSPOSES = {torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]
+
+
+@dataclass
+class Tracked:
+    """A tensor that depends on parameters alone."""
+
+    tensor: Tensor
+    label: str
+    leaves: frozenset[str]
+    transpose_of: Tracked | None = None
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Tensors in arguments, however nested; cheap for the usual flat case."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+class ParameterMode(TorchFunctionMode):
+    """Follows parameters through the model's Python code."""
+
+    def __init__(self, leaves: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.tracked = {id(t): Tracked(t, name, frozenset([name])) for name, t in leaves.items()}
+        # A module may keep its own reference to a parameter (nn.LSTM does): a stale one stands for the lent one.
+        self._stale = {id(originals[name]): t for name, t in leaves.items() if name in originals}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._stale and any(id(t) in self._stale for t in _tensors((args, kwargs))):
+            args, kwargs = tree_map(lambda v: self._stale.get(id(v), v), (args, kwargs))
+        used = [self.tracked[id(t)] for t in _tensors((args, kwargs)) if id(t) in self.tracked]
+        if not used:
+            return self.other(func, args, kwargs)
+        decomposition = decompositions.TABLE.get(func)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        return self.seen(func, args, kwargs, used)
+
+    def other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    @abstractmethod
+    def seen(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
+        """A function that touches tracked tensors."""
+
+    def derive(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
+        """Run a function of parameters alone under ordinary autograd and track what comes out."""
+        with torch.enable_grad():
+            out = func(*args, **kwargs)
+        label = derived_label(func, used)
+        leaves = frozenset().union(*(t.leaves for t in used))
+        for tensor in _tensors((out,)):
+            if tensor.requires_grad and id(tensor) not in self.tracked:
+                flip = used[0] if used[0].tensor.ndim == 2 and func in _TRANSPOSES else None
+                self.tracked[id(tensor)] = Tracked(tensor, label, leaves, flip)
+        return out
+
+
+def derived_label(func: Any, used: list[Tracked]) -> str:
+    label = f"{function_name(func)}({', '.join(t.label for t in used)})"
+    return label if len(label) < 400 else f"{label[:200]}...#{hash(label)}"
+
+
+# ------------------------------------------------------------------------------------------------ finding out
+
+
+@dataclass
+class _Seen:
+    key: Key
+    shapes: list[tuple[int, ...] | None]
+    outputs: list[tuple[int, ...] | None]
+    leaves: frozenset[str]
+
+
+class TraceMode(ParameterMode):
+    """Records every function that touches a parameter, and follows data by taint from the batch."""
+
+    def __init__(
+        self,
+        leaves: Mapping[str, Tensor],
+        originals: Mapping[str, Tensor],
+        batch: Any,
+        rows: int,
+        not_expanded: frozenset[str],
+    ) -> None:
+        super().__init__(leaves, originals)
+        self.rows = rows
+        self.seen_calls: list[_Seen] = []
+        self.expanded: set[str] = set()
+        self._not_expanded = not_expanded
+        self._alive: list[Tensor] = list(_tensors((batch,)))  # ids stay unique while tensors live
+        self._data = {id(t) for t in self._alive}
+
+    def other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if any(id(t) in self._data for t in _tensors((args, kwargs))):
+            self._taint(out)
+        return out
+
+    def _taint(self, out: Any) -> None:
+        for tensor in _tensors((out,)):
+            self._data.add(id(tensor))
+            self._alive.append(tensor)
+
+    def seen(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
+        key = Key.of(func, args, kwargs, {i: t.label for i, t in self.tracked.items()})
+        mixed = any(id(t) in self._data for t in _tensors((args, kwargs)))
+        if not mixed and not self._expands(func, args, kwargs, used):
+            return self.derive(func, args, kwargs, used)
+        flat, spec = tree_flatten((args, kwargs))
+        plain = [v.detach() if isinstance(v, Tensor) and id(v) in self.tracked else v for v in flat]
+        plain_args, plain_kwargs = tree_unflatten(plain, spec)
+        if func in fallback.IN_PLACE:
+            func = fallback.IN_PLACE[func]
+        out = func(*plain_args, **plain_kwargs)
+        self._taint(out)
+        shapes = [tuple(v.shape) if isinstance(v, Tensor) else None for v in flat]
+        outputs = [tuple(v.shape) if isinstance(v, Tensor) else None for v in tree_flatten(out)[0]]
+        self.seen_calls.append(_Seen(key, shapes, outputs, frozenset().union(*(t.leaves for t in used))))
+        return out
+
+    def _expands(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> bool:
+        """Whether a parameter is copied once per row: `token.expand(rows, -1, -1)`."""
+        if func not in fallback.EXPANSIONS or derived_label(func, used) in self._not_expanded:
+            return False
+        sizes = fallback.expanded_sizes(func, args, kwargs)
+        source = [1] * (len(sizes) - used[0].tensor.ndim) + list(used[0].tensor.shape)
+        if not any(size == self.rows and before == 1 for size, before in zip(sizes, source, strict=True)):
+            return False
+        self.expanded.add(derived_label(func, used))
+        return True
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a model does with its parameters: the sites of use, how often each parameter is used, and how large.
+
+    `positions` counts, for parameters that are only used as factors of outer products, the positions per row (time
+    steps, pixels) summed over uses; other parameters are absent from it and always instantiated.
+    """
+
+    sites: Mapping[Key, Site]
+    uses: Mapping[str, int]
+    positions: Mapping[str, int]
+    merged: bool
+
+
+def trace(
+    run: Callable[[TraceMode, int], None],
+    make: Callable[[int, frozenset[str]], TraceMode],
+    *,
+    minor: bool = False,
+) -> Trace:
+    """Compare two runs with different numbers of rows; `minor` decides for rows merged with another dimension."""
+    few, many = 5, 7
+    not_expanded: frozenset[str] = frozenset()
+    while True:
+        modes = [make(few, not_expanded), make(many, not_expanded)]
+        for mode in modes:
+            run(mode, mode.rows)
+        # A size that equals the number of rows by coincidence does so in one run only.
+        coincidence = modes[0].expanded ^ modes[1].expanded
+        if not coincidence:
+            break
+        not_expanded |= coincidence
+    first, second = (mode.seen_calls for mode in modes)
+    if [c.key for c in first] != [c.key for c in second]:
+        raise UnsupportedModel(
+            "The model uses its parameters in an order that depends on the number of examples: make its control flow "
+            "independent of the batch."
+        )
+    sites: dict[Key, Site] = {}
+    uses: dict[str, int] = {}
+    for a, b in zip(first, second, strict=True):
+        args = {i: layout for i, layout in _layouts(a.shapes, b.shapes, few, many, a, minor)}
+        outputs = {i: layout for i, layout in _layouts(a.outputs, b.outputs, few, many, a, minor)}
+        site = Site(args, outputs)
+        if sites.setdefault(a.key, site) != site:
+            raise UnsupportedModel(
+                f"{a.key.name} uses {_modules(a.leaves)} with the examples in different dimensions: keep the batch "
+                "dimension first."
+            )
+        for leaf in a.leaves:
+            uses[leaf] = uses.get(leaf, 0) + 1
+    merged = any(
+        size not in (few, None)
+        for call in first
+        for shapes, layouts in ((call.shapes, sites[call.key].arguments), (call.outputs, sites[call.key].outputs))
+        for i, layout in layouts.items()
+        for size in [(shapes[i] or ())[layout.dim]]
+    )
+    return Trace(sites, uses, _positions(first, few), merged)
+
+
+def _positions(calls: list[_Seen], rows: int) -> dict[str, int]:
+    """Positions per row of every parameter that only appears as the matrix of a linear map, convolution or table."""
+    positions: dict[str, int] = {}
+    other: set[str] = set()
+    for call in calls:
+        places = [i for i, argument in enumerate(call.key.arguments) if isinstance(argument, str)]
+        for place in places:
+            label, shape, output = str(call.key.arguments[place]), call.shapes[place], call.outputs[0]
+            if label in call.leaves and shape and output and len(shape) >= 2 and call.key.func in native.FACTORED:
+                width = native.FACTORED[call.key.func](shape)
+                positions[label] = positions.get(label, 0) + math.prod(output) // (rows * width)
+            else:
+                other |= call.leaves if label not in call.leaves else {label}
+    return {name: count for name, count in positions.items() if name not in other}
+
+
+def _layouts(
+    first: list[tuple[int, ...] | None],
+    second: list[tuple[int, ...] | None],
+    few: int,
+    many: int,
+    call: _Seen,
+    minor: bool,
+) -> Iterator[tuple[int, Layout]]:
+    for position, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a is None or b is None or a == b:
+            continue
+        moving = [d for d, (m, n) in enumerate(zip(a, b, strict=True)) if m != n]
+        if len(a) != len(b) or len(moving) != 1 or a[moving[0]] * many != b[moving[0]] * few:
+            raise UnsupportedModel(
+                f"{call.key.name} in {_modules(call.leaves)} mixes examples: its shapes grow with the batch in a way "
+                "that no single example explains; use a layer that treats examples one by one."
+            )
+        merged = a[moving[0]] != few
+        yield position, Layout(moving[0], minor=minor and merged)
+
+
+def _modules(leaves: frozenset[str]) -> str:
+    return " and ".join(sorted(repr(module_of(leaf)) for leaf in leaves))
+
+
+def module_of(parameter: str) -> str:
+    """The module that holds a parameter, by its name: 'encoder.0.weight' -> 'encoder.0'."""
+    return parameter.rpartition(".")[0] or parameter
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+class TapMode(ParameterMode):
+    """Runs every use through its rule, and collects per-unit gradients by parameter name."""
+
+    def __init__(
+        self,
+        leaves: Mapping[str, Tensor],
+        originals: Mapping[str, Tensor],
+        found: Trace,
+        *,
+        rows: int,
+        units: int,
+        add: Callable[[str, Contribution], None],
+        only_fallback: bool = False,
+    ) -> None:
+        super().__init__(leaves, originals)
+        self._names = {id(t): name for name, t in leaves.items()}
+        self._found = found
+        self._add_leaf = add
+        self._only_fallback = only_fallback
+        self._derived: dict[int, list[Contribution]] = {}
+        self.tape = Tape(rows, units, self._collect)
+
+    def _collect(self, parameter: Tensor, contribution: Contribution) -> None:
+        tracked = self.tracked[id(parameter)]
+        if id(parameter) in self._names:
+            self._add_leaf(self._names[id(parameter)], contribution)
+        elif tracked.transpose_of is not None and isinstance(contribution, Outer) and not contribution.one_hot:
+            source = tracked.transpose_of.tensor
+            self._collect(source, Outer(contribution.b, contribution.a, source.shape[0]))
+        else:
+            self._derived.setdefault(id(parameter), []).append(contribution)
+
+    def seen(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
+        key = Key.of(func, args, kwargs, {id(t.tensor): t.label for t in used})
+        site = self._found.sites.get(key)
+        if site is None:
+            return self.derive(func, args, kwargs, used)
+        call = Call(func, args, kwargs, site, self.tape, {id(t.tensor) for t in used})
+        rule = native.TABLE.get(func) if not self._only_fallback or func in fallback.WITHOUT else None
+        if rule is not None:
+            out = rule(call)
+            if out is not NotImplemented:
+                return out
+        try:
+            return fallback.by_vmap(call)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            leaves = frozenset().union(*(t.leaves for t in used))
+            raise UnsupportedModel(
+                f"{key.name} in {_modules(leaves)} has no rule for per-example gradients and cannot be vmapped "
+                f"({str(error).strip().splitlines()[0][:160]}): freeze its parameters or replace the module."
+            ) from error
+
+    def finish(self) -> None:
+        """After the backward pass: carry contributions of derived tensors back to the parameters themselves."""
+        for key, parts in self._derived.items():
+            tracked = self.tracked[key]
+            rows = parts[0].dense()
+            for part in parts[1:]:
+                rows = rows + part.dense()
+            names = sorted(tracked.leaves)
+            gradients = torch.autograd.grad(
+                tracked.tensor,
+                [self.leaves[name] for name in names],
+                rows,
+                is_grads_batched=True,
+                retain_graph=True,
+                allow_unused=True,
+            )
+            for name, gradient in zip(names, gradients, strict=True):
+                if gradient is not None:
+                    self._add_leaf(name, Dense(gradient))

@@ -1,0 +1,196 @@
+"""One micro-batch: forward, backward, per-unit contributions, norms and clip factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from sfumato.errors import InvalidArgument, UnsupportedModel
+from sfumato.gradients.clip import Clip
+from sfumato.gradients.contributions import Contribution, Dense, Shift, combined
+from sfumato.gradients.modes import TapMode, Trace
+from sfumato.objective import Batch, Objective
+
+Augment = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Performance:
+    """Knobs that change time and memory, and nothing else (`tests/gradients/test_knobs.py`).
+
+    `micro_batch`: units per pass, None to choose. `ghost`: force or forbid norms from factors. `only_fallback`: use
+    vmap for every parameter, the slow twin of the rules. `instantiated_bytes`: memory for per-unit gradients.
+    """
+
+    micro_batch: int | None = None
+    ghost: bool | None = None
+    only_fallback: bool = False
+    instantiated_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise InvalidArgument(f"micro_batch={self.micro_batch} must be at least 1, or None to choose it.")
+
+
+def rows_of(batch: Batch) -> int:
+    """The number of rows of a batch, which all its tensors must share."""
+    sizes = {len(t) if t.ndim else -1 for t in tree_flatten(batch)[0] if isinstance(t, Tensor)}
+    if len(sizes) != 1 or -1 in sizes:
+        raise InvalidArgument(
+            f"The batch has tensors of {sorted(sizes)} rows: every tensor of a batch needs the examples in its first "
+            "dimension."
+        )
+    return sizes.pop()
+
+
+def check_losses(losses: Tensor, rows: int) -> None:
+    """One value per example, or a sentence that says what came instead."""
+    if losses.shape != (rows,):
+        raise InvalidArgument(
+            f"loss returned shape {tuple(losses.shape)} for {rows} examples: return one value per example, for "
+            "instance with reduction='none'."
+        )
+
+
+@dataclass
+class Addends:
+    """Per-unit contributions of one micro-batch with their clip factors: all that is left is to sum."""
+
+    contributions: Mapping[str, Contribution]
+    norms: Tensor
+    factors: Tensor
+
+    def sums(self) -> dict[str, Tensor]:
+        return {name: c.weighted_sum(self.factors) for name, c in self.contributions.items()}
+
+
+def per_unit(
+    objective: Objective,
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    found: Trace,
+    *,
+    count: int,
+    clip: Clip,
+    views: int = 1,
+    augment: Augment | None = None,
+    offsets: Sequence[Mapping[str, Tensor]] | None = None,
+    weights: Tensor | None = None,
+    performance: Performance,
+) -> Addends:
+    """One micro-batch: forward, backward, norms, factors."""
+    collected = _Collected(params, clip, found, performance, passes=1 if offsets is None else views)
+    if offsets is None:
+        batch = tree_map(lambda t: t.repeat_interleave(views, 0) if isinstance(t, Tensor) else t, batch)
+        weights = None if weights is None else weights.repeat_interleave(views, 0)
+        _pass(objective, params, _augmented(augment, batch), found, collected, count, weights, 1 / views, performance)
+    else:
+        for offset in offsets:
+            moved = {name: p + offset[name] for name, p in params.items()}
+            _pass(
+                objective, moved, _augmented(augment, batch), found, collected, count, weights, 1 / views, performance
+            )
+    contributions, squared = collected.finish(count)
+    norms = squared.sqrt()
+    finite = torch.isfinite(norms)
+    # The factor is rounded to the gradients' precision later: a slack of 8 units in the last place absorbs that.
+    slack = 1 + 8 * max(torch.finfo(p.dtype).eps for p in params.values())
+    factors = torch.where(finite, (clip.norm / (norms * slack).clamp_min(1e-300)).clamp_max(1.0), 0.0)
+    if not bool(finite.all()):
+        for contribution in contributions.values():
+            contribution.drop(finite)
+    return Addends(contributions, norms, factors)
+
+
+def _augmented(augment: Augment | None, batch: Batch) -> Batch:
+    if augment is None:
+        return batch
+    rows = rows_of(batch)
+    batch = augment(batch)
+    if rows_of(batch) != rows:
+        raise InvalidArgument(f"augment returned {rows_of(batch)} rows for {rows}: it must map row to row.")
+    return batch
+
+
+def _pass(
+    objective: Objective,
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    found: Trace,
+    collected: _Collected,
+    units: int,
+    weights: Tensor | None,
+    weight: float,
+    performance: Performance,
+) -> None:
+    """One forward and backward pass; every use of a parameter reports to `collected`."""
+    rows = rows_of(batch)
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    originals = dict(objective.module.named_parameters())
+    mode = TapMode(
+        leaves,
+        originals,
+        found,
+        rows=rows,
+        units=units,
+        add=collected.add,
+        only_fallback=performance.only_fallback,
+    )
+    with torch.enable_grad(), mode:
+        losses = objective.losses(leaves, batch)
+    check_losses(losses, rows)
+    scale = torch.full((rows,), weight, dtype=losses.dtype, device=losses.device)
+    if losses.requires_grad:
+        losses.backward(scale if weights is None else scale * weights.to(scale))
+    if any(leaf.grad is not None for leaf in leaves.values()):
+        raise UnsupportedModel(
+            "The model used a parameter in a way that its check did not show: make its control flow independent of "
+            "the data."
+        )
+    mode.finish()
+
+
+class _Collected:
+    """Contributions by parameter. A parameter with one use is finished at once, while its gradients are in cache."""
+
+    def __init__(
+        self, params: Mapping[str, Tensor], clip: Clip, found: Trace, performance: Performance, *, passes: int
+    ) -> None:
+        self._params, self._performance = params, performance
+        self._shifts = {
+            name: Shift(
+                None if clip.origin is None else clip.origin[name].to(p),
+                None if clip.scale is None else clip.scale[name].to(p),
+            )
+            for name, p in params.items()
+        }
+        self._once = {name for name, uses in found.uses.items() if uses * passes == 1}
+        self._parts: dict[str, list[Contribution]] = {name: [] for name in params}
+        self._done: dict[str, Contribution] = {}
+        self._squared: list[Tensor] = []
+
+    def add(self, name: str, contribution: Contribution) -> None:
+        parts = self._parts[name]
+        parts.append(contribution)
+        if name in self._once:
+            self._finish(name, parts)
+        elif len(parts) > 1 and all(isinstance(p, Dense) for p in parts):
+            parts[:] = [Dense(parts[0].dense() + parts[1].dense())]  # do not hold one per use
+
+    def _finish(self, name: str, parts: list[Contribution]) -> None:
+        assert name not in self._done, "a parameter was used more often than its trace says"
+        whole = combined(parts, self._shifts[name], ghost=self._performance.ghost)
+        self._squared.append(whole.prepare(self._shifts[name]))
+        self._done[name] = whole
+
+    def finish(self, units: int) -> tuple[dict[str, Contribution], Tensor]:
+        for name, p in self._params.items():
+            if name not in self._done:
+                # A parameter that no loss depends on has gradient zero, which an origin shifts like any other.
+                nothing = Dense(torch.zeros(units, *p.shape, dtype=p.dtype, device=p.device))
+                self._finish(name, self._parts[name] or [nothing])
+        return self._done, torch.stack(self._squared).sum(0)

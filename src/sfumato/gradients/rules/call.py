@@ -1,0 +1,62 @@
+"""One use of parameters: what a rule is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from sfumato.gradients.tape import Layout, Tape
+
+
+def function_name(func: Any) -> str:
+    return str(getattr(func, "__name__", func))
+
+
+@dataclass(frozen=True)
+class Key:
+    """A site of use: which function, which parameters at which arguments, how many dimensions the data has."""
+
+    func: Any
+    name: str
+    arguments: tuple[str | int | None, ...]
+
+    @staticmethod
+    def of(func: Any, args: Any, kwargs: Any, labels: Mapping[int, str]) -> Key:
+        arguments = tuple(
+            (labels.get(id(v), v.ndim) if isinstance(v, Tensor) else None) for v in tree_flatten((args, kwargs))[0]
+        )
+        return Key(func, function_name(func), arguments)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the examples lie in the tensors of a use, by position among its flattened arguments and results."""
+
+    arguments: Mapping[int, Layout]
+    outputs: Mapping[int, Layout]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of parameters at a known site."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    site: Site
+    tape: Tape
+    tracked: set[int]
+
+    def is_tracked(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) in self.tracked
+
+    def layout_of(self, value: Tensor) -> Layout | None:
+        """The layout of a data argument; None where it holds no examples."""
+        for position, leaf in enumerate(tree_flatten((self.args, self.kwargs))[0]):
+            if leaf is value:
+                return self.site.arguments.get(position)
+        return None

@@ -1,0 +1,207 @@
+"""Convolutions in one, two and three dimensions, any stride, padding, dilation and groups.
+
+Per unit, G = sum over rows and positions of dy (x) patch. Three exact ways, chosen per layer by cost:
+instantiate by one grouped convolution (units become groups), instantiate by patches and a batched product, or keep
+x and dy, take the norm from Gram matrices of patches and dy, and form the weighted sum by an ordinary weight gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.gradients.contributions import Contribution, Dense, Outer, Shift, shifted_sum
+from sfumato.gradients.rules.call import Call
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Everything about a convolution but its tensors."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool], groups: int | None = None) -> Any:
+        none = [0] * len(self.kernel)
+        return torch.ops.aten.convolution_backward(
+            dy, x, weight, None, self.stride, self.padding, self.dilation, False, none, groups or self.groups, mask
+        )
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        none = [0] * len(self.kernel)
+        return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, none, self.groups)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """(N, positions, channels * kernel): the receptive field of every output position."""
+        d = len(self.kernel)
+        x = F.pad(x, [p for p in reversed(self.padding) for _ in range(2)]) if any(self.padding) else x
+        N, C = x.shape[:2]
+        out = [
+            (n - dil * (k - 1) - 1) // s + 1
+            for n, k, s, dil in zip(x.shape[2:], self.kernel, self.stride, self.dilation, strict=True)
+        ]
+        steps, strides = x.stride(), x.stride()[2:]
+        view = x.as_strided(
+            (N, *out, C, *self.kernel),
+            (
+                steps[0],
+                *(st * s for st, s in zip(strides, self.stride, strict=True)),
+                steps[1],
+                *(st * dil for st, dil in zip(strides, self.dilation, strict=True)),
+            ),
+        )
+        assert view.ndim == 2 * d + 2
+        return view.reshape(N, math.prod(out), C * math.prod(self.kernel))
+
+
+def ghost_pays(R: int, outputs: int, inputs: int) -> bool:
+    """Late layers, with few positions and many channels."""
+    return R * (outputs + inputs) <= outputs * inputs
+
+
+class Convolution(Contribution):
+    """Gradients of a convolution's weight, kept as its input and the gradient of its output."""
+
+    def __init__(self, x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry, units: int) -> None:
+        self.x, self.dy, self.weight, self.geometry, self.units = x, dy, weight, geometry, units
+        self._shift = Shift(None, None)
+
+    @property
+    def fold(self) -> int:
+        return len(self.x) // self.units
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """R, O, I of the equivalent outer products."""
+        return self.fold * math.prod(self.dy.shape[2:]), self.dy.shape[1], math.prod(self.weight.shape[1:])
+
+    def has_ghost(self, shift: Shift) -> bool:
+        return shift.scale is None and self.geometry.groups == 1
+
+    def ghost_pays(self) -> bool:
+        return ghost_pays(*self.sizes)
+
+    def dense(self) -> Tensor:
+        R, outputs, inputs = self.sizes
+        # Small images or few channels: patches and a batched product. Otherwise units as groups.
+        if self.geometry.groups == 1 and (R <= 64 or inputs <= 32 or math.prod(self.geometry.kernel) == 1):
+            factors = self.as_outer()
+            return factors.dense().reshape(self.units, *self.weight.shape)
+        x, dy = (self._units_as_channels(t) for t in (self.x, self.dy))
+        shape = (self.units * outputs, *self.weight.shape[1:])
+        weight = torch.empty(shape, dtype=x.dtype, device=x.device)  # only its shape is read
+        groups = self.units * self.geometry.groups
+        gradient: Tensor = self.geometry.backward(dy, x, weight, [False, True, False], groups)[1]
+        return gradient.reshape(self.units, *self.weight.shape)
+
+    def _units_as_channels(self, t: Tensor) -> Tensor:
+        """(units * fold, C, ...) -> (fold, units * C, ...)."""
+        t = t.reshape(self.units, self.fold, *t.shape[1:]).transpose(0, 1)
+        return t.reshape(self.fold, -1, *t.shape[3:])
+
+    def as_outer(self) -> Outer:
+        R, outputs, inputs = self.sizes
+        b = self.geometry.patches(self.x).reshape(self.units, R, inputs)
+        a = self.dy.flatten(2).transpose(1, 2).reshape(self.units, R, outputs)
+        return Outer(a, b, outputs)
+
+    def prepare(self, shift: Shift) -> Tensor:
+        self._shift = shift
+        origin = None if shift.origin is None else shift.origin.reshape(len(shift.origin), -1)
+        return self.as_outer().prepare(Shift(origin, None))
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        rows = factors.to(self.dy.dtype).repeat_interleave(self.fold)
+        dy = self.dy * rows.reshape(-1, *[1] * (self.dy.ndim - 1))
+        total = self.geometry.backward(dy, self.x, self.weight, [False, True, False])[1]
+        return shifted_sum(total, factors.to(total.dtype), self._shift)
+
+    def drop(self, keep: Tensor) -> None:
+        mask = keep.repeat_interleave(self.fold).reshape(-1, *[1] * (self.x.ndim - 1))
+        zero = torch.zeros((), dtype=self.x.dtype)
+        self.x, self.dy = torch.where(mask, self.x, zero), torch.where(mask, self.dy, zero)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution that reports (x, dy) and returns only dx."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tap: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        report: Callable[[Tensor, Tensor], None],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry, ctx.report = geometry, report
+        return geometry.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
+        x, weight = ctx.saved_tensors
+        dx = None
+        if ctx.needs_input_grad[1]:
+            dx = ctx.geometry.backward(dy, x, weight, [True, False, False])[0]
+        ctx.report(x.detach(), dy)
+        return None, dx, None, None, None, None
+
+
+def _tuple(value: int | Sequence[int], d: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * d if len(values) == 1 else values
+
+
+def convolution(call: Call) -> Any:
+    def bound(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: str | int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Any:
+        layout, tape, d = call.layout_of(input), call.tape, weight.ndim - 2
+        if layout is None or layout.dim != 0 or input.ndim != d + 2 or input.shape[0] != tape.rows:
+            return NotImplemented
+        kernel = tuple(weight.shape[2:])
+        dilations = _tuple(dilation, d)
+        x = input
+        if padding == "same":
+            total = [dil * (k - 1) for k, dil in zip(kernel, dilations, strict=True)]
+            if any(t % 2 for t in total):  # even kernels pad one more on the far side
+                x = F.pad(x, [n for t in reversed(total) for n in (t // 2, t - t // 2)])
+                padding = 0
+            else:
+                padding = [t // 2 for t in total]
+        elif padding == "valid":
+            padding = 0
+        assert not isinstance(padding, str)
+        geometry = Geometry(kernel, _tuple(stride, d), _tuple(padding, d), dilations, groups)
+
+        def report(x: Tensor, dy: Tensor) -> None:
+            if call.is_tracked(weight):
+                tape.add(weight, Convolution(x, dy, weight.detach(), geometry, tape.units))
+            if bias is not None and call.is_tracked(bias):
+                tape.add(bias, Dense(tape.per_unit(dy.flatten(2).sum(2))))
+
+        b = None if bias is None else bias.detach()
+        return _Convolution.apply(tape.tap, x, weight.detach(), b, geometry, report)  # type: ignore[no-untyped-call]
+
+    return bound(*call.args, **call.kwargs)
+
+
+TABLE = {torch.conv1d: convolution, torch.conv2d: convolution, torch.conv3d: convolution}

@@ -1,0 +1,117 @@
+"""The rule for everything without a rule: run the function once per row under `vmap`, with a copy of the parameter each.
+
+The copies are stride-0 views, so they cost no memory until gradients flow back into them, one per row.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sfumato.gradients.rules.call import Call
+
+# `x += parameter` rebinds x, so the out-of-place function says the same without writing into saved tensors.
+IN_PLACE: Mapping[Any, Any] = {
+    Tensor.__iadd__: operator.add,
+    Tensor.__isub__: operator.sub,
+    Tensor.__imul__: operator.mul,
+    Tensor.__itruediv__: operator.truediv,
+    Tensor.add_: torch.add,
+    Tensor.mul_: torch.mul,
+}
+
+WITHOUT = frozenset({F.embedding})  # vmap forgets padding_idx
+
+EXPANSIONS = frozenset({Tensor.expand, Tensor.repeat, torch.broadcast_to, Tensor.expand_as, Tensor.broadcast_to})
+
+
+def expanded_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    """The sizes that an expansion results in."""
+    source = args[0]
+    if func is Tensor.expand_as:
+        return list(args[1].shape)
+    sizes = list(args[1]) if len(args) == 2 and isinstance(args[1], Sequence) else list(args[1:])
+    sizes = sizes or list(kwargs.get("size", kwargs.get("repeats", ())))
+    aligned = [1] * (len(sizes) - source.ndim) + list(source.shape)
+    if func is Tensor.repeat:
+        return [size * before for size, before in zip(sizes, aligned, strict=True)]
+    return [before if size == -1 else size for size, before in zip(sizes, aligned, strict=True)]
+
+
+def copies(call: Call, parameter: Tensor) -> Tensor:
+    """One copy of the parameter per row, whose gradient is recorded per unit."""
+    tape = call.tape
+    rows = parameter.detach().expand(tape.rows, *parameter.shape).requires_grad_()
+    rows.register_hook(lambda gradient: tape.add_rows(parameter, gradient))
+    return rows
+
+
+def by_vmap(call: Call) -> Any:
+    rows = call.tape.rows
+    if call.func in EXPANSIONS:
+        return _expand(call)
+    flat, spec = tree_flatten((call.args, dict(call.kwargs)))
+    moving: list[int] = []
+    values: list[Tensor] = []
+    dims: list[int] = []
+    for position, value in enumerate(flat):
+        layout = call.site.arguments.get(position)
+        if call.is_tracked(value):
+            with torch.enable_grad():
+                value, dim = copies(call, value), 0
+        elif layout is not None:
+            value, dim = layout.split(value, rows)
+        else:
+            continue
+        moving.append(position)
+        values.append(value)
+        dims.append(dim)
+
+    out_spec: list[Any] = []
+
+    def one_row(*row: Tensor) -> tuple[Any, ...]:
+        leaves = list(flat)
+        for position, value in zip(moving, row, strict=True):
+            leaves[position] = value
+        args, kwargs = tree_unflatten(leaves, spec)
+        out, tree = tree_flatten(IN_PLACE.get(call.func, call.func)(*args, **kwargs))
+        out_spec[:] = [tree]
+        return tuple(out)
+
+    def out_dim(position: int) -> int:
+        layout = call.site.outputs[position]
+        return layout.dim + layout.minor
+
+    positions = range(max(call.site.outputs, default=-1) + 1)
+    if list(positions) != sorted(call.site.outputs):
+        raise TypeError("some of its results hold no examples")
+    out = torch.vmap(one_row, in_dims=tuple(dims), out_dims=tuple(map(out_dim, positions)), randomness="different")(
+        *values
+    )
+    joined = [value.flatten(call.site.outputs[i].dim, call.site.outputs[i].dim + 1) for i, value in enumerate(out)]
+    return tree_unflatten(joined, out_spec[0])
+
+
+def _expand(call: Call) -> Tensor:
+    """`parameter.expand(rows, ...)`: the copies themselves, moved to where the rows belong."""
+    parameter = call.args[0]
+    sizes = expanded_sizes(call.func, call.args, call.kwargs)
+    dim = call.site.outputs[0].dim
+    repeated = sizes[dim] // call.tape.rows
+    if repeated != 1:
+        raise TypeError("it repeats a parameter several times per example")
+    with torch.enable_grad():
+        rows = copies(call, parameter)
+        aligned = rows.reshape(call.tape.rows, *[1] * (len(sizes) - parameter.ndim), *parameter.shape)
+        moved = aligned.movedim(0, dim).squeeze(dim + 1)
+        if call.func is Tensor.repeat:
+            return moved.repeat(
+                [1 if d == dim else s // n for d, (s, n) in enumerate(zip(sizes, moved.shape, strict=True))]
+            )
+        return moved.expand(sizes)

@@ -1,0 +1,27 @@
+"""All functions that have a rule of their own. This table is the seam for faster kernels: replace a row, not the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+
+from sfumato.gradients.rules import convolution, embedding, linear, normalisation
+from sfumato.gradients.rules.call import Call
+
+TABLE: Mapping[Any, Callable[[Call], Any]] = {
+    **linear.TABLE,
+    **convolution.TABLE,
+    **embedding.TABLE,
+    **normalisation.TABLE,
+}
+
+# Functions whose parameter's gradient is a sum of outer products, with the size of one output vector given the
+# parameter's shape: what the engine needs to foresee memory.
+FACTORED: Mapping[Any, Callable[[tuple[int, ...]], int]] = {
+    **dict.fromkeys(convolution.TABLE, lambda shape: shape[0]),
+    **dict.fromkeys(embedding.TABLE, lambda shape: shape[1]),
+    **dict.fromkeys(linear.TABLE, lambda shape: shape[1]),
+    F.linear: lambda shape: shape[0],
+}

@@ -1,0 +1,250 @@
+"""Layer, group, instance and RMS normalisation, and plain elementwise scale and shift by a vector.
+
+y = xhat * w + b, so per row dw = sum over positions of dy * xhat and db = sum of dy. xhat is not stored: group norm
+gets dw from the two sums that its backward needs anyway, sum dy*x and sum dy.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.gradients.rules.call import Call
+
+_aten = torch.ops.aten
+Report = Callable[[Tensor, Tensor], None]
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tap: Tensor,
+        x: Tensor,
+        shape: list[int],
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        report: Report,
+    ) -> Tensor:
+        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.shape, ctx.report = shape, report
+        result: Tensor = y
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
+        x, weight, mean, rstd = ctx.saved_tensors
+        ctx.report((x - mean) * rstd * dy, dy)
+        dx = None
+        if ctx.needs_input_grad[1]:
+            mask = [True, False, False]
+            dx = _aten.native_layer_norm_backward(dy.contiguous(), x, ctx.shape, mean, rstd, weight, None, mask)[0]
+        return None, dx, None, None, None, None, None
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tap: Tensor, x: Tensor, groups: int, weight: Tensor, bias: Tensor | None, eps: float, report: Report
+    ) -> Tensor:
+        N, C = x.shape[:2]
+        ctx.sizes = (N, C, math.prod(x.shape[2:]), groups)
+        x = x.contiguous()
+        y, mean, rstd = torch.native_group_norm(x, weight, bias, *ctx.sizes, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.report = report
+        result: Tensor = y
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
+        x, weight, mean, rstd = ctx.saved_tensors
+        N, C, _, groups = ctx.sizes
+        dy = dy.contiguous()
+        db = dy.reshape(N, C, -1).sum(2)
+        dyx = (dy * x).reshape(N, C, -1).sum(2).reshape(N, groups, -1)
+        dw = (dyx - db.reshape(N, groups, -1) * mean.reshape(N, groups, 1)) * rstd.reshape(N, groups, 1)
+        ctx.report(dw.reshape(N, C), db)
+        dx = None
+        if ctx.needs_input_grad[1]:
+            dx = _aten.native_group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, [True, False, False])[0]
+        return None, dx, None, None, None, None, None
+
+
+class _Scale(torch.autograd.Function):
+    """x * w for a vector (or block) w over the last dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, tap: Tensor, x: Tensor, weight: Tensor, report: Callable[[Tensor], None]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.report = report
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
+        x, weight = ctx.saved_tensors
+        ctx.report(dy * x)
+        return None, dy * weight if ctx.needs_input_grad[1] else None, None, None
+
+
+class _Shift(torch.autograd.Function):
+    """x + b for a vector (or block) b over the last dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, tap: Tensor, x: Tensor, bias: Tensor, report: Callable[[Tensor], None]) -> Tensor:
+        ctx.report = report
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.report(grads[0])
+        return None, grads[0], None, None
+
+
+def layer_norm(call: Call) -> Any:
+    def bound(
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Any:
+        layout = call.layout_of(input)
+        features = len(normalized_shape)
+        if layout is None or weight is None or layout.dim >= input.ndim - features:
+            return NotImplemented
+        tape = call.tape
+
+        def report(scaled: Tensor, dy: Tensor) -> None:
+            for parameter, value in ((weight, scaled), (bias, dy)):
+                if parameter is not None and call.is_tracked(parameter):
+                    tape.add_rows(parameter, _sum_positions(layout.rows_first(value, tape.rows), features))
+
+        b = None if bias is None else bias.detach()
+        return _LayerNorm.apply(tape.tap, input, list(normalized_shape), weight.detach(), b, eps, report)  # type: ignore[no-untyped-call]
+
+    return bound(*call.args, **call.kwargs)
+
+
+def group_norm(call: Call) -> Any:
+    def bound(
+        input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Any:
+        layout = call.layout_of(input)
+        if layout is None or layout.dim != 0 or input.shape[0] != call.tape.rows or weight is None:
+            return NotImplemented
+        tape = call.tape
+
+        def report(dw: Tensor, db: Tensor) -> None:
+            for parameter, value in ((weight, dw), (bias, db)):
+                if parameter is not None and call.is_tracked(parameter):
+                    tape.add_rows(parameter, value)
+
+        b = None if bias is None else bias.detach()
+        return _GroupNorm.apply(tape.tap, input, num_groups, weight.detach(), b, eps, report)  # type: ignore[no-untyped-call]
+
+    return bound(*call.args, **call.kwargs)
+
+
+def instance_norm(call: Call) -> Any:
+    def bound(
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if not use_input_stats:
+            return NotImplemented
+        # Each channel is a group of its own. Running statistics of private rows are not kept.
+        as_group = Call(call.func, (input, input.shape[1], weight, bias, eps), {}, call.site, call.tape, call.tracked)
+        return group_norm(as_group)
+
+    return bound(*call.args, **call.kwargs)
+
+
+def rms_norm(call: Call) -> Any:
+    def bound(
+        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Any:
+        layout = call.layout_of(input)
+        if layout is None or weight is None or layout.dim >= input.ndim - len(normalized_shape):
+            return NotImplemented
+        return _scaled(call, F.rms_norm(input, list(normalized_shape), None, eps), weight, input)
+
+    return bound(*call.args, **call.kwargs)
+
+
+def _scaled(call: Call, x: Tensor, weight: Tensor, laid_out: Tensor) -> Any:
+    layout = call.layout_of(laid_out)
+    if layout is None:
+        return NotImplemented
+    tape = call.tape
+
+    def report(scaled: Tensor) -> None:
+        tape.add_rows(weight, _sum_positions(layout.rows_first(scaled, tape.rows), weight.ndim))
+
+    return _Scale.apply(tape.tap, x, weight.detach(), report)  # type: ignore[no-untyped-call]
+
+
+def _sum_positions(rows_first: Tensor, features: int) -> Tensor:
+    """Sum (rows, positions..., features...) over positions."""
+    shape = rows_first.shape[rows_first.ndim - features :]
+    return rows_first.reshape(rows_first.shape[0], -1, *shape).sum(1)
+
+
+def _over_last_dims(call: Call) -> tuple[Tensor, Tensor] | None:
+    """The data and the parameter of a binary function, if the parameter lies along the data's last dimensions."""
+    if call.kwargs or len(call.args) != 2:
+        return None
+    x, w = call.args
+    if call.is_tracked(x):
+        x, w = w, x
+    if not isinstance(x, Tensor) or not isinstance(w, Tensor) or call.is_tracked(x) or not call.is_tracked(w):
+        return None
+    layout = call.layout_of(x)
+    fits = layout is not None and layout.dim < x.ndim - w.ndim and x.shape[x.ndim - w.ndim :] == w.shape
+    return (x, w) if fits and w.ndim and x.dtype == w.dtype else None
+
+
+def scale(call: Call) -> Any:
+    pair = _over_last_dims(call)
+    return NotImplemented if pair is None else _scaled(call, pair[0], pair[1], pair[0])
+
+
+def shift(call: Call) -> Any:
+    pair = _over_last_dims(call)
+    if pair is None:
+        return NotImplemented
+    x, bias = pair
+    layout, tape = call.layout_of(x), call.tape
+    assert layout is not None
+
+    def report(dy: Tensor) -> None:
+        tape.add_rows(bias, _sum_positions(layout.rows_first(dy, tape.rows), bias.ndim))
+
+    return _Shift.apply(tape.tap, x, bias.detach(), report)  # type: ignore[no-untyped-call]
+
+
+TABLE = {
+    F.layer_norm: layer_norm,
+    F.group_norm: group_norm,
+    F.instance_norm: instance_norm,
+    F.rms_norm: rms_norm,
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, operator.mul), scale),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, operator.add), shift),
+}

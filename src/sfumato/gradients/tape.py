@@ -1,0 +1,75 @@
+"""Layouts and the tape: where examples lie in a tensor, and what each use of a parameter contributed.
+
+A pass runs `rows` rows through the model at once. Rows of one privacy unit lie next to each other: with `units` units
+there are fold = rows / units rows to a unit (its records x views), and rules sum over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import UnsupportedModel
+from sfumato.gradients.contributions import Contribution, Dense, Outer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The dimension of a tensor that counts rows, of size rows * m. `minor`: rows vary fastest, as in (time, rows)."""
+
+    dim: int
+    minor: bool = False
+
+    def split(self, x: Tensor, rows: int) -> tuple[Tensor, int]:
+        """Unflatten the dimension; return the tensor and the position of the rows' own dimension."""
+        m, rest = divmod(x.shape[self.dim], rows)
+        if rest:
+            raise UnsupportedModel(
+                f"A dimension of size {x.shape[self.dim]} should hold {rows} examples: the model's shapes depend on "
+                "the data; pad to one length per batch."
+            )
+        if self.minor:
+            return x.unflatten(self.dim, (m, rows)), self.dim + 1
+        return x.unflatten(self.dim, (rows, m)), self.dim
+
+    def rows_first(self, x: Tensor, rows: int) -> Tensor:
+        """(rows, ...) with the m-dimension kept among the rest."""
+        x, dim = self.split(x, rows)
+        return x.movedim(dim, 0)
+
+
+class Tape:
+    """Collects contributions by parameter while one pass is differentiated."""
+
+    def __init__(self, rows: int, units: int, add: Callable[[Tensor, Contribution], None]) -> None:
+        self.rows, self.units, self._add = rows, units, add
+        # Makes every tapped operation part of the graph, also where its input needs no gradient (the first layer).
+        self.tap = torch.zeros((), requires_grad=True)
+
+    @property
+    def fold(self) -> int:
+        return self.rows // self.units
+
+    def vectors(self, x: Tensor, layout: Layout, features: int = 1) -> Tensor:
+        """(units, R, *features): all but the last `features` dimensions folded into R."""
+        shape = x.shape[x.ndim - features :]
+        return layout.rows_first(x, self.rows).reshape(self.units, -1, *shape)
+
+    def per_unit(self, rows_first: Tensor) -> Tensor:
+        """Sum (rows, ...) over the rows of each unit: (units, ...)."""
+        if self.fold == 1:
+            return rows_first
+        return rows_first.reshape(self.units, self.fold, *rows_first.shape[1:]).sum(1)
+
+    def add(self, parameter: Tensor, contribution: Contribution) -> None:
+        self._add(parameter, contribution)
+
+    def add_rows(self, parameter: Tensor, rows_first: Tensor) -> None:
+        self._add(parameter, Dense(self.per_unit(rows_first)))
+
+    def add_outer(self, parameter: Tensor, a: Tensor, b: Tensor) -> None:
+        """Gradient sum_r a_r (x) b_r; (units, R, O) and (units, R, I)."""
+        self._add(parameter, Outer(a, b, parameter.shape[0]))

@@ -1,0 +1,70 @@
+"""The objective: a module and a loss that returns one value per example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Batch = Any  # a tensor, or a tuple, list or dict of tensors, whose first dimension counts examples
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+def cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
+    """Classification loss of a batch `(inputs, labels)`: one value per example."""
+    inputs, labels = batch
+    return F.cross_entropy(module(inputs), labels, reduction="none")
+
+
+def squared_error(module: nn.Module, batch: Batch) -> Tensor:
+    """Regression loss of a batch `(inputs, targets)`: one value per example, the mean over the target's entries."""
+    inputs, targets = batch
+    predicted = module(inputs)
+    return (predicted.reshape(targets.shape) - targets).square().reshape(len(targets), -1).mean(1)
+
+
+class _Bound(nn.Module):
+    """Makes `loss(module, batch)` itself a module, so that `functional_call` can lend it other parameters."""
+
+    def __init__(self, module: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loss(self.module, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """What is minimised: `loss(module, batch)` gives one value per example; nothing is reduced over the batch.
+
+    Shared by `Public` and `Private`. Frozen parameters (`requires_grad=False`) are not trained and cost nothing.
+
+    >>> import torch
+    >>> objective = Objective(torch.nn.Linear(3, 2), cross_entropy)
+    >>> params = objective.parameters()
+    >>> objective.losses(params, (torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))).shape
+    torch.Size([4])
+    """
+
+    module: nn.Module
+    loss: Loss
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable parameters by name, detached; shared storage is named once (tied weights)."""
+        return {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def losses(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Per-example losses at `params`. The module's own parameters and buffers are neither read nor written.
+
+        Buffers are lent as copies: a forward pass over private rows must not leave a trace in the module.
+        """
+        state = {f"module.{name}": p for name, p in params.items()}
+        state |= {f"module.{name}": b.clone() for name, b in self.module.named_buffers()}
+        result: Tensor = torch.func.functional_call(_Bound(self.module, self.loss), state, (batch,))
+        return result
