@@ -24,7 +24,8 @@ def squared_error(module: nn.Module, batch: Batch) -> Tensor:
     """Regression loss of a batch `(inputs, targets)`: one value per example, the mean over the target's entries."""
     inputs, targets = batch
     predicted = module(inputs)
-    return (predicted.reshape(targets.shape) - targets).square().reshape(len(targets), -1).mean(1)
+    errors: Tensor = (predicted.reshape(targets.shape) - targets).square()
+    return errors.reshape(len(targets), -1).mean(1)
 
 
 class _Bound(nn.Module):

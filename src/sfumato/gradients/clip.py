@@ -1,4 +1,4 @@
-"""`Clip`: how one unit's gradient is bounded. Frozen data, not a callback, so that the engine can choose the fast way."""
+"""`Clip`: how one unit's gradient is bounded. Frozen data, not a callback, so that the engine can choose how."""
 
 from __future__ import annotations
 

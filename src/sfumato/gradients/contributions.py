@@ -188,7 +188,7 @@ class Outer(Contribution):
     def _prepare_scaled(self, scale: Tensor, origin: Tensor | None) -> Tensor:
         """R = 1: |s*(ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2."""
         a, b = self.written_out()[:, 0].square(), self.b[:, 0].square()
-        squared = torch.linalg.vecdot((b @ scale.square().T).double(), a.double())
+        squared: Tensor = ((b @ scale.square().T).double() * a.double()).sum(1)
         size = squared.sqrt()
         if origin is not None:
             squared = squared - 2 * self._inner(scale.square() * origin) + (scale * origin).double().square().sum()

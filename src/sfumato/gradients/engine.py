@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,18 +65,19 @@ def clipped_sum(
     if offsets is not None and len(offsets) != views:
         raise InvalidArgument(f"offsets has {len(offsets)} entries but views={views}: give one offset per view.")
     total = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in params.items()}
-    rows = rows_of(batch)
-    if rows == 0:
+    present = rows_of(batch)
+    if present == 0:
         return total
-    count, rest = divmod(rows, units.records)
+    count, rest = divmod(present, units.records)
     assert rest == 0, "units are padded to equal numbers of records"
     probe = probe or Probe.of(objective)
     found = probe.trace(params, batch)
     size = performance.micro_batch or _micro_batch(found, params, clip, performance, units.records * views)
     for start in range(0, count, size):
         stop = min(start + size, count)
-        part = tree_map(lambda t: _slice(t, start * units.records, stop * units.records), batch)
-        weights = None if units.weights is None else units.weights[start * units.records : stop * units.records]
+        rows = slice(start * units.records, stop * units.records)
+        part = tree_map(partial(_slice, rows), batch)
+        weights = None if units.weights is None else units.weights[rows]
         addends = per_unit(
             objective,
             params,
@@ -94,8 +96,8 @@ def clipped_sum(
     return total
 
 
-def _slice(value: Any, start: int, stop: int) -> Any:
-    return value[start:stop] if isinstance(value, Tensor) else value
+def _slice(rows: slice, value: Any) -> Any:
+    return value[rows] if isinstance(value, Tensor) else value
 
 
 def _micro_batch(found: Trace, params: Mapping[str, Tensor], clip: Clip, performance: Performance, fold: int) -> int:

@@ -116,7 +116,11 @@ class _Seen:
 
 
 class TraceMode(ParameterMode):
-    """Records every function that touches a parameter, and follows data by taint from the batch."""
+    """Records every function that touches a parameter, and follows data by taint from the batch.
+
+    `uses` are functions of parameters alone whose result nevertheless grows with the batch, known from an earlier run:
+    a class token expanded over the batch, or a table read at constant positions repeated for every row.
+    """
 
     def __init__(
         self,
@@ -124,13 +128,13 @@ class TraceMode(ParameterMode):
         originals: Mapping[str, Tensor],
         batch: Any,
         rows: int,
-        not_expanded: frozenset[str],
+        uses: frozenset[Key],
     ) -> None:
         super().__init__(leaves, originals)
         self.rows = rows
-        self.seen_calls: list[_Seen] = []
-        self.expanded: set[str] = set()
-        self._not_expanded = not_expanded
+        self.used: list[_Seen] = []
+        self.derived: list[_Seen] = []
+        self._uses = uses
         self._alive: list[Tensor] = list(_tensors((batch,)))  # ids stay unique while tensors live
         self._data = {id(t) for t in self._alive}
 
@@ -147,31 +151,23 @@ class TraceMode(ParameterMode):
 
     def seen(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
         key = Key.of(func, args, kwargs, {i: t.label for i, t in self.tracked.items()})
-        mixed = any(id(t) in self._data for t in _tensors((args, kwargs)))
-        if not mixed and not self._expands(func, args, kwargs, used):
-            return self.derive(func, args, kwargs, used)
         flat, spec = tree_flatten((args, kwargs))
-        plain = [v.detach() if isinstance(v, Tensor) and id(v) in self.tracked else v for v in flat]
-        plain_args, plain_kwargs = tree_unflatten(plain, spec)
-        if func in fallback.IN_PLACE:
-            func = fallback.IN_PLACE[func]
-        out = func(*plain_args, **plain_kwargs)
-        self._taint(out)
-        shapes = [tuple(v.shape) if isinstance(v, Tensor) else None for v in flat]
-        outputs = [tuple(v.shape) if isinstance(v, Tensor) else None for v in tree_flatten(out)[0]]
-        self.seen_calls.append(_Seen(key, shapes, outputs, frozenset().union(*(t.leaves for t in used))))
+        is_use = key in self._uses or any(id(t) in self._data for t in _tensors(flat))
+        if is_use:
+            plain = [v.detach() if isinstance(v, Tensor) and id(v) in self.tracked else v for v in flat]
+            plain_args, plain_kwargs = tree_unflatten(plain, spec)
+            out = fallback.IN_PLACE.get(func, func)(*plain_args, **plain_kwargs)
+            self._taint(out)
+        else:
+            out = self.derive(func, args, kwargs, used)
+        leaves: frozenset[str] = frozenset().union(*(t.leaves for t in used))
+        call = _Seen(key, _shapes(flat), _shapes(tree_flatten(out)[0]), leaves)
+        (self.used if is_use else self.derived).append(call)
         return out
 
-    def _expands(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> bool:
-        """Whether a parameter is copied once per row: `token.expand(rows, -1, -1)`."""
-        if func not in fallback.EXPANSIONS or derived_label(func, used) in self._not_expanded:
-            return False
-        sizes = fallback.expanded_sizes(func, args, kwargs)
-        source = [1] * (len(sizes) - used[0].tensor.ndim) + list(used[0].tensor.shape)
-        if not any(size == self.rows and before == 1 for size, before in zip(sizes, source, strict=True)):
-            return False
-        self.expanded.add(derived_label(func, used))
-        return True
+
+def _shapes(values: list[Any]) -> list[tuple[int, ...] | None]:
+    return [tuple(v.shape) if isinstance(v, Tensor) else None for v in values]
 
 
 @dataclass(frozen=True)
@@ -188,35 +184,29 @@ class Trace:
     merged: bool
 
 
-def trace(
-    run: Callable[[TraceMode, int], None],
-    make: Callable[[int, frozenset[str]], TraceMode],
-    *,
-    minor: bool = False,
-) -> Trace:
+def trace(run: Callable[[int, frozenset[Key]], TraceMode], *, minor: bool = False) -> Trace:
     """Compare two runs with different numbers of rows; `minor` decides for rows merged with another dimension."""
     few, many = 5, 7
-    not_expanded: frozenset[str] = frozenset()
+    known: frozenset[Key] = frozenset()
     while True:
-        modes = [make(few, not_expanded), make(many, not_expanded)]
-        for mode in modes:
-            run(mode, mode.rows)
-        # A size that equals the number of rows by coincidence does so in one run only.
-        coincidence = modes[0].expanded ^ modes[1].expanded
-        if not coincidence:
+        modes = [run(few, known), run(many, known)]
+        for lists in ([m.used for m in modes], [m.derived for m in modes]):
+            if [c.key for c in lists[0]] != [c.key for c in lists[1]]:
+                raise UnsupportedModel(
+                    "The model uses its parameters in an order that depends on the number of examples: make its "
+                    "control flow independent of the batch."
+                )
+        pairs = zip(modes[0].derived, modes[1].derived, strict=True)
+        grown = frozenset(a.key for a, b in pairs if a.outputs != b.outputs) - known
+        if not grown:
             break
-        not_expanded |= coincidence
-    first, second = (mode.seen_calls for mode in modes)
-    if [c.key for c in first] != [c.key for c in second]:
-        raise UnsupportedModel(
-            "The model uses its parameters in an order that depends on the number of examples: make its control flow "
-            "independent of the batch."
-        )
+        known |= grown
+    first, second = (mode.used for mode in modes)
     sites: dict[Key, Site] = {}
     uses: dict[str, int] = {}
     for a, b in zip(first, second, strict=True):
-        args = {i: layout for i, layout in _layouts(a.shapes, b.shapes, few, many, a, minor)}
-        outputs = {i: layout for i, layout in _layouts(a.outputs, b.outputs, few, many, a, minor)}
+        args = dict(_layouts(a.shapes, b.shapes, few, many, a, minor))
+        outputs = dict(_layouts(a.outputs, b.outputs, few, many, a, minor))
         site = Site(args, outputs)
         if sites.setdefault(a.key, site) != site:
             raise UnsupportedModel(

@@ -145,7 +145,9 @@ def _pass(
     check_losses(losses, rows)
     scale = torch.full((rows,), weight, dtype=losses.dtype, device=losses.device)
     if losses.requires_grad:
-        losses.backward(scale if weights is None else scale * weights.to(scale))
+        losses.backward(  # type: ignore[no-untyped-call]
+            scale if weights is None else scale * weights.to(scale)
+        )
     if any(leaf.grad is not None for leaf in leaves.values()):
         raise UnsupportedModel(
             "The model used a parameter in a way that its check did not show: make its control flow independent of "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from sfumato.errors import UnsupportedModel
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
 from sfumato.gradients.passes import Performance, check_losses, per_unit
+from sfumato.gradients.rules.call import Key
 from sfumato.objective import Batch, Objective
 
 _ROWS = 3
@@ -32,7 +33,7 @@ _ROWS = 3
 class Probe:
     """Accepts or refuses an objective, once per kind of batch."""
 
-    _known: weakref.WeakKeyDictionary[Objective, Probe] = weakref.WeakKeyDictionary()
+    _known: ClassVar[weakref.WeakKeyDictionary[Objective, Probe]] = weakref.WeakKeyDictionary()
 
     def __init__(self, objective: Objective) -> None:
         self._objective = weakref.ref(objective)
@@ -172,19 +173,17 @@ def _mixing_message(objective: Objective, worst: str) -> str:
 
 def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, minor: bool) -> Trace:
     originals = dict(objective.module.named_parameters())
-    batches: dict[int, Batch] = {}
 
-    def make(rows: int, not_expanded: frozenset[str]) -> TraceMode:
-        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-        batches[rows] = _rows(batch, rows, 0)
-        return TraceMode(leaves, originals, batches[rows], rows, not_expanded)
-
-    def run(mode: TraceMode, rows: int) -> None:
+    def run(rows: int, uses: frozenset[Key]) -> TraceMode:
         torch.manual_seed(0)
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+        lent = _rows(batch, rows, 0)
+        mode = TraceMode(leaves, originals, lent, rows, uses)
         with mode:
-            objective.losses(mode.leaves, batches[rows])
+            objective.losses(leaves, lent)
+        return mode
 
-    return trace(run, make, minor=minor)
+    return trace(run, minor=minor)
 
 
 def _engine_distance(

@@ -32,8 +32,8 @@ class Layout:
                 "the data; pad to one length per batch."
             )
         if self.minor:
-            return x.unflatten(self.dim, (m, rows)), self.dim + 1
-        return x.unflatten(self.dim, (rows, m)), self.dim
+            return torch.unflatten(x, self.dim, (m, rows)), self.dim + 1
+        return torch.unflatten(x, self.dim, (rows, m)), self.dim
 
     def rows_first(self, x: Tensor, rows: int) -> Tensor:
         """(rows, ...) with the m-dimension kept among the rest."""

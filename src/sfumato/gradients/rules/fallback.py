@@ -1,4 +1,4 @@
-"""The rule for everything without a rule: run the function once per row under `vmap`, with a copy of the parameter each.
+"""The rule for everything without a rule: run it once per row under `vmap`, with a copy of the parameter each.
 
 The copies are stride-0 views, so they cost no memory until gradients flow back into them, one per row.
 """
@@ -48,7 +48,9 @@ def copies(call: Call, parameter: Tensor) -> Tensor:
     """One copy of the parameter per row, whose gradient is recorded per unit."""
     tape = call.tape
     rows = parameter.detach().expand(tape.rows, *parameter.shape).requires_grad_()
-    rows.register_hook(lambda gradient: tape.add_rows(parameter, gradient))
+    rows.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: tape.add_rows(parameter, gradient)
+    )
     return rows
 
 

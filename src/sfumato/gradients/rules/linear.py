@@ -1,4 +1,4 @@
-"""Matrix products with a parameter: `F.linear`, `matmul`, `addmm` (nn.Linear, projections, tied heads, Conv1D of GPT-2).
+"""Matrix products with a parameter: `F.linear`, `matmul`, `addmm` (nn.Linear, projections, tied heads).
 
 y_r = W x_r + b, so the gradient of W is sum_r dy_r (x) x_r, kept as its two factors, and that of b is sum_r dy_r.
 """

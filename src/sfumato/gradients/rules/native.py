@@ -1,4 +1,4 @@
-"""All functions that have a rule of their own. This table is the seam for faster kernels: replace a row, not the engine."""
+"""All functions with a rule of their own. This table is the seam for faster kernels: replace a row, not the engine."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class _GroupNorm(torch.autograd.Function):
         N, C = x.shape[:2]
         ctx.sizes = (N, C, math.prod(x.shape[2:]), groups)
         x = x.contiguous()
-        y, mean, rstd = torch.native_group_norm(x, weight, bias, *ctx.sizes, eps)
+        y, mean, rstd = _aten.native_group_norm(x, weight, bias, *ctx.sizes, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.report = report
         result: Tensor = y
@@ -240,7 +240,7 @@ def shift(call: Call) -> Any:
     return _Shift.apply(tape.tap, x, bias.detach(), report)  # type: ignore[no-untyped-call]
 
 
-TABLE = {
+TABLE: Mapping[Any, Callable[[Call], Any]] = {
     F.layer_norm: layer_norm,
     F.group_norm: group_norm,
     F.instance_norm: instance_norm,
