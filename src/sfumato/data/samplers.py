@@ -7,6 +7,7 @@ units, `expected` the declared batch; neither is ever read off the data.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -61,7 +62,15 @@ class Poisson(Sampler):
         return self.batch_size
 
     def draw(self, present: int, rng: np.random.Generator) -> Indices:
-        return np.flatnonzero(rng.random(present) < self.rate)
+        # 16 random bits decide for almost every unit, four units to a 64-bit word; in a tie 53 more do, so that the
+        # probability is the rate to within 2^-69, at a quarter of the cost of one uniform float per unit.
+        words = rng.integers(0, 2**64, size=-(-present // 4), dtype=np.uint64)
+        bits = words.view(np.uint16)[:present]
+        fraction, whole = math.modf(self.rate * 2**16)
+        joins = bits < int(whole)
+        tie = np.flatnonzero(bits == int(whole))
+        joins[tie] = rng.random(len(tie)) < fraction
+        return np.flatnonzero(joins)
 
 
 @dataclass(frozen=True, kw_only=True)

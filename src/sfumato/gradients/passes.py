@@ -24,12 +24,14 @@ class Performance:
 
     `micro_batch`: units per pass, None to choose. `ghost`: force or forbid norms from factors. `only_fallback`: use
     vmap for every parameter, the slow twin of the rules. `instantiated_bytes`: memory for per-unit gradients.
+    `load_rows`: rows of a dataset that are loaded at a time, while the rows before are computed with.
     """
 
     micro_batch: int | None = None
     ghost: bool | None = None
     only_fallback: bool = False
     instantiated_bytes: int = 64 << 20
+    load_rows: int = 256
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None and self.micro_batch < 1:

@@ -62,7 +62,7 @@ class Probe:
         return str(spec), kinds, modes, tuple((name, p.dtype, p.device) for name, p in params.items())
 
 
-def _rows(batch: Batch, count: int, seed: int) -> Batch:
+def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
     """`count` finite rows that differ from each other: rows of the batch, in turn, jittered where they are numbers."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -135,7 +135,7 @@ def _tolerance(params: Mapping[str, Tensor]) -> float:
 
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
     tolerance = _tolerance(params)
-    rows, others = _rows(batch, _ROWS, 0), _rows(batch, _ROWS, 1)
+    rows, others = probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1)
     _, gradients = _by_autograd(objective, params, rows, list(range(_ROWS)))
     losses, _ = _by_autograd(objective, params, rows, [])
     for keep in (0, _ROWS - 1):
@@ -177,7 +177,7 @@ def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, 
     def run(rows: int, uses: frozenset[Key]) -> TraceMode:
         torch.manual_seed(0)
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-        lent = _rows(batch, rows, 0)
+        lent = probe_rows(batch, rows, 0)
         mode = TraceMode(leaves, originals, lent, rows, uses)
         with mode:
             objective.losses(leaves, lent)

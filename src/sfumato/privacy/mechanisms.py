@@ -1,4 +1,4 @@
-"""What is asked, as data: the noise, how often, on which sample, under which adjacency. What it costs is computed elsewhere.
+"""What is asked, as data: the noise, how often, on which sample. What it costs is computed elsewhere.
 
 Units. Everywhere in Sfumato the *unit* of a question is the most that one privacy unit can contribute to the exact
 answer (the clip norm C of a clipped sum), and every noise scale is stated in that unit, under every adjacency.
@@ -31,7 +31,9 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
-            raise InvalidArgument(f"noise={self.scale} must be a positive, finite number: noise is what makes it private.")
+            raise InvalidArgument(
+                f"noise={self.scale} must be a positive, finite number: noise is what makes it private."
+            )
 
 
 class Gaussian(Noise):

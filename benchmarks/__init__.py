@@ -1,0 +1,1 @@
+"""Benchmarks: Sfumato beside the libraries a user would pick instead. Each module is run by `python -m`."""

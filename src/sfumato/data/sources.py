@@ -1,0 +1,103 @@
+"""Where rows come from: in-memory tensors and arrays (the fast path), or any map-style dataset."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import Dataset, default_collate
+
+from sfumato.data.samplers import Indices
+from sfumato.errors import InvalidArgument
+from sfumato.objective import Batch
+
+
+class Source(ABC):
+    """Rows by number. `len` is the number of rows, which may be private."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def gather(self, indices: Indices) -> Batch:
+        """The rows of these numbers as one batch."""
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """About how much memory one row takes."""
+
+
+class TensorSource(Source):
+    """A tensor or array, or a tuple, list or dict of them, with one row per example."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)), data)
+        lengths = {len(t) if t.ndim else None for t in tree_flatten(self._data)[0]}
+        if len(lengths) != 1 or None in lengths:
+            raise InvalidArgument(
+                "data has arrays with different numbers of rows: every array needs one row per example, in the same "
+                "order."
+            )
+        self._length = int(lengths.pop() or 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, indices: Indices) -> Batch:
+        index = torch.from_numpy(np.ascontiguousarray(indices))
+        return tree_map(lambda t: t.index_select(0, index.to(t.device)), self._data)
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(t[:1].nbytes for t in tree_flatten(self._data)[0])
+
+
+class DatasetSource(Source):
+    """Any dataset with `len` and `[i]`; rows are collated as torch's own loader does."""
+
+    def __init__(self, dataset: Dataset[Any] | Sequence[Any]) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def gather(self, indices: Indices) -> Batch:
+        return default_collate([self._dataset[int(i)] for i in indices])
+
+    @property
+    def row_bytes(self) -> int:
+        if not len(self):
+            return 0
+        return sum(t.nbytes for t in tree_flatten(self.gather(np.zeros(1, np.int64)))[0] if isinstance(t, Tensor))
+
+
+def as_source(data: Any) -> Source:
+    """Choose the form of the data by what it is."""
+    if isinstance(data, Source):
+        return data
+    leaves = tree_flatten(data)[0]
+    if leaves and all(isinstance(v, Tensor | np.ndarray) for v in leaves):
+        return TensorSource(data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return DatasetSource(data)
+    raise InvalidArgument(
+        f"data={type(data).__name__} is not understood: give tensors or arrays (alone, or in a tuple, list or dict), "
+        "or a dataset with len() and [i]."
+    )
+
+
+def ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """The same batches, each loaded in a thread while the one before it is computed with."""
+    iterator = iter(batches)
+    with ThreadPoolExecutor(1, thread_name_prefix="sfumato-loader") as pool:
+        future = pool.submit(next, iterator, None)
+        while (batch := future.result()) is not None:
+            future = pool.submit(next, iterator, None)
+            yield batch

@@ -1,0 +1,28 @@
+"""The budget of a private dataset: the most that everything asked of it, together, may cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sfumato.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Everything asked of the dataset, taken together, is to be (epsilon, delta)-differentially private.
+
+    >>> Budget(epsilon=2.0, delta=1e-5)
+    Budget(epsilon=2.0, delta=1e-05)
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise InvalidArgument(f"epsilon={self.epsilon} must be a positive, finite number: 1 to 8 is usual.")
+        if not 0 < self.delta < 1:
+            raise InvalidArgument(
+                f"delta={self.delta} must lie strictly between 0 and 1: choose it well below 1 / the number of people."
+            )

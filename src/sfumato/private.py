@@ -1,0 +1,308 @@
+"""The door: private data behind two verbs, `plan` and `ask`.
+
+The proof of the whole library is here. (1) A question states its unit and enforces it. (2) The ledger is charged,
+durably, before anything is drawn, and refuses what the budget does not cover. (3) The sampler that was charged draws
+the units. (4) `privatize` adds noise in proportion to the unit, once. Everything after that is post-processing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
+from sfumato.data.sources import DatasetSource, Source, ahead, as_source
+from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.gradients import Performance, Units
+from sfumato.objective import Batch, Objective
+from sfumato.privacy.budget import Budget
+from sfumato.privacy.filters import Filter
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.ledger_plan import Plan
+from sfumato.privacy.mechanisms import Adjacency, Mechanism, Noise
+from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
+from sfumato.privacy.statement import NOT_PRIVATE, Statement
+from sfumato.questions import Exact, Question, Sealed
+
+_PART_BYTES = 256 << 20  # of gathered rows at a time
+
+
+class Planned(NamedTuple):
+    """One line of a plan: this kind of question, with this noise, on samples of this kind, so many times."""
+
+    question: type[Question] | type[Sealed] | Question | Sealed
+    noise: float | Noise
+    sampler: Sampler
+    times: int = 1
+
+
+class Private:
+    """A dataset behind the door. It cannot be iterated, indexed, counted, copied or pickled; it can be asked.
+
+    Args:
+        data: tensors or arrays (alone, or in a tuple, list or dict) with one row per example, or a map-style dataset.
+        name: the declared name under which the ledger knows this dataset. The same data must keep the same name.
+        size: the declared number of units, a public constant: rates and denominators are made from it. Under add/remove
+            it may be approximate (a power of ten near the truth costs a little accuracy, never privacy); under
+            replace-one it must be exact.
+        objective: what gradients are taken of.
+        ledger: where answers are charged: a `Ledger`, a path or a database URL; None keeps it in memory.
+        budget: the most that may ever be spent on this dataset; None where the ledger already has one.
+        unit: "example", or "user" with `users`: who is protected. A user's records are reduced before the clip.
+        users: for unit="user", whose record each row is.
+        reduction: "mean" or "sum" of a user's records; an origin needs the mean.
+        records_per_user: of a user's records at most so many are used, the first ones.
+        adjacency: which datasets count as neighbours.
+        filter: how adaptive questions compose; fixed when the ledger's account is made.
+        seed: only for tests and debugging: `NotPrivateSeed(...)` makes noise and sampling repeatable, and every
+            statement about this dataset says that it was not private.
+
+    >>> import torch
+    >>> from sfumato import Budget, NoisyMean, Private
+    >>> clinic = Private(torch.rand(1000, 1), name="clinic", size=1000, budget=Budget(1.0, 1e-5))
+    >>> mean = clinic.ask(NoisyMean(lambda rows: rows, bound=1.0), noise=10.0, sampler=clinic.everyone())
+    >>> bool(0.3 < mean < 0.7)
+    True
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        name: str,
+        size: int | None = None,
+        objective: Objective | None = None,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
+        unit: Literal["example", "user"] = "example",
+        users: Any = None,
+        reduction: Literal["mean", "sum"] = "mean",
+        records_per_user: int = 64,
+        adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+        filter: Filter | None = None,
+        seed: NotPrivateSeed | None = None,
+        performance: Performance | None = None,
+    ) -> None:
+        adjacency = _adjacency(adjacency)
+        if unit not in ("example", "user"):
+            raise InvalidArgument(f"unit={unit!r} must be 'example' or 'user'.")
+        if reduction not in ("mean", "sum"):
+            raise InvalidArgument(f"reduction={reduction!r} must be 'mean' or 'sum'.")
+        if (users is None) == (unit == "user"):
+            raise InvalidArgument("users must be given for unit='user', and only then: one user id per row.")
+        if records_per_user < 1:
+            raise InvalidArgument(f"records_per_user={records_per_user} must be at least 1.")
+        source = as_source(data)
+        groups = None if users is None else _group(np.asarray(users), len(source), records_per_user)
+        present = len(source) if groups is None else len(groups)
+        if size is None and adjacency is Adjacency.REPLACE_ONE:
+            size = present  # public under replace-one, where neighbours have equally many units
+        if size is None:
+            raise InvalidArgument(
+                "size is missing: under add/remove the number of units is itself private, so declare it, for instance "
+                "size=50000; it may be approximate."
+            )
+        if size < 1:
+            raise InvalidArgument(f"size={size} must be at least 1: declare how many units the data has.")
+        if adjacency is Adjacency.REPLACE_ONE and size != present:
+            raise InvalidArgument(
+                f"size={size} must be the exact number of units under replace-one adjacency: declare that, or use "
+                "add-remove."
+            )
+        if budget is not None and budget.delta >= 1 / size:
+            raise InvalidArgument(
+                f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing "
+                "someone's row outright."
+            )
+        self.name, self.size, self.unit, self.adjacency = name, size, unit, adjacency
+        self.objective = objective
+        self.performance = performance or Performance()
+        self._reduction: Literal["mean", "sum"] = reduction
+        self._source, self._groups, self._present = source, groups, present
+        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        self.account = self._ledger.account(name, unit=unit, adjacency=adjacency, budget=budget, filter=filter)
+        self._noise = NoiseSource(seed)
+        if seed is not None:
+            self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
+        self._plan: Plan | None = None
+
+    # -------------------------------------------------------------------------------------------- samplers
+
+    def poisson(self, batch_size: float) -> Poisson:
+        """Each unit joins with probability batch_size / size."""
+        return Poisson(size=self.size, batch_size=batch_size)
+
+    def fixed(self, batch_size: int) -> FixedSize:
+        """Exactly so many units, without replacement (replace-one adjacency only)."""
+        return FixedSize(size=self.size, batch_size=batch_size)
+
+    def everyone(self) -> FullBatch:
+        """All units."""
+        return FullBatch(size=self.size)
+
+    # -------------------------------------------------------------------------------------------- verbs
+
+    def plan(self, *lines: Planned | tuple[Any, ...], resume_key: str | None = None, note: str = "") -> Plan:
+        """Reserve everything declared here in one go, composed tightly; `ask` then draws on it.
+
+        Raises `BudgetExceeded`, with nothing charged, if it does not fit.
+        """
+        if not lines:
+            raise InvalidArgument("plan needs at least one line: Planned(question, noise, sampler, times).")
+        mechanisms = [self._mechanism(Planned(*line)) for line in lines]
+        self._plan = self.account.plan(mechanisms, resume_key=resume_key, note=note)
+        return self._plan
+
+    def resume(self, resume_key: str, *, seen: int | None = None) -> Plan:
+        """Take up a plan that was interrupted; answers that may have left the door stay counted."""
+        self._plan = self.account.resume(resume_key, seen=seen)
+        return self._plan
+
+    def ask(
+        self, question: Question | Sealed, *, noise: float | Noise | None = None, sampler: Sampler | None = None
+    ) -> Any:
+        """One noisy answer, charged first.
+
+        Without `noise` and `sampler` it is taken from the plan. With both, it is an adaptive question, charged by
+        itself under the ledger's filter. An empty sample is answered like any other: with noise, and charged.
+        """
+        if (noise is None) != (sampler is None):
+            raise InvalidArgument("noise and sampler go together: give both for an adaptive question, or neither.")
+        self._check(question)
+        if noise is None or sampler is None:
+            if self._plan is None:
+                raise InvalidArgument(
+                    f"No plan covers {question.kind()}: call plan(...) first, or give noise and sampler."
+                )
+            mechanism = self._plan.take(question.kind())
+        else:
+            one = self._mechanism(Planned(question, noise, sampler))
+            mechanism = self.account.charge(one).take(question.kind())
+        # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
+        sample = self._sample(mechanism.sampler.draw(self._present, self._noise.sampling))
+        if isinstance(question, Sealed):
+            return question.run(sample, lambda exact: self._privatized(exact, question, mechanism))
+        noisy = self._privatized(question.exact(sample), question, mechanism)
+        return question.release(noisy, mechanism.sampler.expected)
+
+    def statement(self) -> Statement:
+        """What was promised to the people in this dataset, and what it rests on."""
+        return self.account.statement()
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _privatized(self, exact: Exact, question: Question | Sealed, mechanism: Mechanism) -> Any:
+        symmetric = isinstance(question, Question) and question.symmetric
+        return privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=symmetric)
+
+    def _mechanism(self, line: Planned) -> Mechanism:
+        question, noise, sampler, times = line
+        if not isinstance(sampler, Sampler) or sampler.size != self.size:
+            raise InvalidArgument(
+                f"sampler={sampler!r} must be made for the declared size={self.size}: use private.poisson(...), "
+                "private.fixed(...) or private.everyone()."
+            )
+        cls = question if isinstance(question, type) else type(question)
+        if not issubclass(cls, Question | Sealed):
+            raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean.")
+        if not isinstance(noise, Noise):
+            noise = cls.law(float(noise))
+        discrete = issubclass(cls, Question) and cls.discrete
+        if type(noise).__name__.startswith("Discrete") != discrete:
+            raise InvalidArgument(
+                f"noise={noise!r} does not fit {cls.kind()}: counts take discrete noise, others Gaussian."
+            )
+        return Mechanism(
+            question=cls.kind(), noise=noise, sampler=sampler, times=times, replace_factor=cls.replace_factor
+        )
+
+    def _check(self, question: Question | Sealed) -> None:
+        if not isinstance(question, Question | Sealed):
+            raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean(params, Clip(1.0)).")
+        question.check(self._sample(np.arange(min(self._present, 4), dtype=np.int64)))
+        if not (np.isfinite(question.unit) and question.unit > 0):
+            raise InvalidArgument(f"unit={question.unit} must be positive and finite: bound what one unit contributes.")
+
+    def _sample(self, indices: Indices) -> _Sample:
+        return _Sample(self._source, self._groups, indices, self._reduction, self.objective, self.performance)
+
+    def __repr__(self) -> str:
+        declared = f"size={self.size} declared, unit={self.unit!r}, adjacency={str(self.adjacency)!r}"
+        return f"Private(name={self.name!r}, {declared})"
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise SfumatoError(f"{self!r} cannot be iterated, indexed, counted or copied: ask it a question instead.")
+
+    __iter__ = __len__ = __getitem__ = __contains__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """The sampled units, for questions inside the door."""
+
+    source: Source
+    groups: list[Indices] | None
+    indices: Indices
+    reduction: str
+    objective: Objective | None
+    performance: Performance
+
+    def parts(self) -> Iterator[tuple[Batch, Units]]:
+        size = max(1, _PART_BYTES // max(1, self.source.row_bytes * (1 if self.groups is None else 8)))
+        if isinstance(self.source, DatasetSource):
+            size = min(size, self.performance.load_rows)
+        starts = range(0, len(self.indices), size)
+        batches = (self._part(self.indices[start : start + size]) for start in starts)
+        yield from (ahead(batches) if isinstance(self.source, DatasetSource) and len(starts) > 1 else batches)
+
+    def first_rows(self) -> Batch | None:
+        if not len(self.indices):
+            return None
+        return self._part(self.indices)[0]
+
+    def _part(self, units: Indices) -> tuple[Batch, Units]:
+        if self.groups is None:
+            return self._moved(self.source.gather(units)), Units()
+        groups = [self.groups[u] for u in units]
+        records = max(len(g) for g in groups)
+        # Padding repeats a record of the same user, with weight zero.
+        rows = np.concatenate([np.concatenate([g, np.repeat(g[:1], records - len(g))]) for g in groups])
+        weights = np.concatenate(
+            [
+                np.repeat([1.0 / len(g) if self.reduction == "mean" else 1.0, 0.0], [len(g), records - len(g)])
+                for g in groups
+            ]
+        )
+        return self._moved(self.source.gather(rows)), Units(records, torch.from_numpy(weights))
+
+    def _moved(self, batch: Batch) -> Batch:
+        """To where the model is."""
+        device = None if self.objective is None else next((p.device for p in self.objective.module.parameters()), None)
+        if device is None or device.type == "cpu":
+            return batch
+        return tree_map(lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t, batch)
+
+
+def _adjacency(value: Adjacency | str) -> Adjacency:
+    try:
+        return Adjacency(value)
+    except ValueError:
+        raise InvalidArgument(f"adjacency={value!r} must be 'add-remove' or 'replace-one'.") from None
+
+
+def _group(users: np.ndarray[Any, Any], rows: int, cap: int) -> list[Indices]:
+    """Row numbers by user, at most `cap` each, in the order of the data."""
+    if users.ndim != 1 or len(users) != rows:
+        raise InvalidArgument("users must hold one id per row of the data.")
+    order = np.argsort(users, kind="stable")
+    starts = (
+        np.flatnonzero(np.r_[True, users[order][1:] != users[order][:-1]]) if rows else np.array([], dtype=np.int64)
+    )
+    return [group[:cap].astype(np.int64) for group in np.split(order, starts[1:])] if rows else []

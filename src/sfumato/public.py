@@ -1,0 +1,107 @@
+"""Public data: may be used freely, for free.
+
+The taint rule: only public data and already released answers may flow into a `Public`. A tensor computed from private
+rows (a mean, a vocabulary, a filtered copy) is not public, however small it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from sfumato.data.sources import as_source
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Gradient
+from sfumato.objective import Batch, Objective
+
+
+class Public:
+    """A dataset that may be looked at: batches, gradients, losses.
+
+    >>> import torch
+    >>> from sfumato import Objective, Public, cross_entropy
+    >>> objective = Objective(torch.nn.Linear(3, 2), cross_entropy)
+    >>> public = Public((torch.rand(8, 3), torch.tensor([0, 1] * 4)), objective=objective, seed=0)
+    >>> sorted(public.gradient(objective.parameters(), batch_size=4))
+    ['bias', 'weight']
+    """
+
+    def __init__(self, data: Any, *, objective: Objective | None = None, seed: int | None = None) -> None:
+        self._source = as_source(data)
+        self.objective = objective
+        self._rng = np.random.default_rng(seed)
+        if not len(self._source):
+            raise InvalidArgument("public data has no rows: leave it out instead.")
+        _check_finite(data)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, batch_size: int | None = None) -> Batch:
+        """All rows, or a random batch without replacement."""
+        if batch_size is None or batch_size >= len(self):
+            return self._source.gather(np.arange(len(self)))
+        if batch_size < 1:
+            raise InvalidArgument(f"batch_size={batch_size} must be at least 1.")
+        return self._source.gather(np.sort(self._rng.choice(len(self), batch_size, replace=False)))
+
+    def batches(self, batch_size: int, *, shuffle: bool = False) -> Iterator[Batch]:
+        """One pass over the rows."""
+        order = self._rng.permutation(len(self)) if shuffle else np.arange(len(self))
+        for start in range(0, len(self), batch_size):
+            yield self._source.gather(order[start : start + batch_size])
+
+    def gradient(self, params: Mapping[str, Tensor], batch_size: int | None = None) -> Gradient:
+        """The mean gradient over all rows, or over a random batch."""
+        objective = self._need_objective()
+        batch = _to(self.batch(batch_size), next(iter(params.values())).device)
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad():
+            loss = objective.losses(leaves, batch).mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return Gradient(
+            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), gradients, strict=True)}
+        )
+
+    @torch.no_grad()
+    def losses(
+        self, params: Mapping[str, Tensor], *, objective: Objective | None = None, batch_size: int = 1024
+    ) -> Tensor:
+        """The loss of every row, under this or another objective (a metric with one value per row, say)."""
+        objective = objective or self._need_objective()
+        device = next(iter(params.values())).device
+        return torch.cat([objective.losses(params, _to(batch, device)) for batch in self.batches(batch_size)])
+
+    @property
+    def random_state(self) -> Any:
+        """The state of the generator of public batches; checkpoints keep it."""
+        return self._rng.bit_generator.state
+
+    @random_state.setter
+    def random_state(self, state: Any) -> None:
+        self._rng.bit_generator.state = state
+
+    def _need_objective(self) -> Objective:
+        if self.objective is None:
+            raise InvalidArgument("objective is missing: give Public(..., objective=Objective(module, loss)).")
+        return self.objective
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
+
+
+def _check_finite(data: Any) -> None:
+    for position, value in enumerate(tree_flatten(data)[0]):
+        if isinstance(value, Tensor | np.ndarray):
+            tensor = torch.as_tensor(value)
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise InvalidArgument(
+                    f"public data has NaN or infinite values in array {position}: clean or impute it, since everything "
+                    "computed from it would be NaN."
+                )

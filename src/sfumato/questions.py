@@ -1,0 +1,424 @@
+"""The questions that can be asked of private data.
+
+A question is frozen public knowledge: what is asked, and its *unit*, the most that one privacy unit can contribute to
+the exact answer. It enforces that bound itself, row by row, inside the door; the door adds noise in proportion to it.
+Every quantity in a question (parameters, origin, scale, offsets, row maps, bounds) must be public: computed from
+public data and already released answers alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
+from sfumato.gradients.passes import Augment
+from sfumato.gradients.probe import Probe, probe_rows
+from sfumato.objective import Batch, Objective
+from sfumato.privacy.mechanisms import DiscreteLaplace, Gaussian, Noise
+
+RowMap = Callable[[Batch], Tensor]
+"""A public function of rows, applied row by row: (rows, ...) -> (rows, values)."""
+
+Exact = Tensor | dict[str, Tensor]
+
+
+class Sample(Protocol):
+    """The sampled units as a question sees them, inside the door only."""
+
+    @property
+    def objective(self) -> Objective | None: ...
+
+    @property
+    def performance(self) -> Performance: ...
+
+    def parts(self) -> Iterator[tuple[Batch, Units]]:
+        """The rows in parts that fit into memory; padded rows have weight 0."""
+        ...
+
+    def first_rows(self) -> Batch | None:
+        """A few rows to check shapes with; None if there are none."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Base(ABC):
+    """Common ground of questions and sealed questions."""
+
+    replace_factor: ClassVar[float] = 2.0
+
+    @classmethod
+    def kind(cls) -> str:
+        """The name under which plans and ledgers know this question."""
+        return cls.__name__
+
+    @classmethod
+    def law(cls, scale: float) -> Noise:
+        """The noise that a plain number stands for."""
+        return Gaussian(scale)
+
+    def check(self, sample: Sample) -> None:
+        """Raise what can be raised before anything is charged. Only shapes and types may be looked at."""
+
+
+class Question(_Base):
+    """One bounded question."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> float:
+        """The most that one privacy unit contributes to the exact answer (L2; L1 under discrete Laplace noise)."""
+
+    @abstractmethod
+    def exact(self, sample: Sample) -> Exact:
+        """The sum over the sampled units of their bounded contributions. Private: only the door calls it."""
+
+    @abstractmethod
+    def release(self, noisy: Any, expected: float) -> Any:
+        """Public post-processing of the noisy sum; `expected` is the declared batch."""
+
+    symmetric: ClassVar[bool] = False
+    discrete: ClassVar[bool] = False
+
+
+# ------------------------------------------------------------------------------------------------ gradients
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class GradientSum(Question):
+    """The noisy sum of clipped per-unit gradients at `params`.
+
+    `views` copies of every row go through `augment` (a random row-by-row map) and are averaged inside the clip;
+    `offsets` evaluate view k at params + offsets[k]. All of that costs no privacy.
+    """
+
+    params: Mapping[str, Tensor]
+    clip: Clip
+    views: int = 1
+    augment: Augment | None = None
+    offsets: Sequence[Mapping[str, Tensor]] | None = None
+
+    @property
+    def unit(self) -> float:
+        return self.clip.norm
+
+    def check(self, sample: Sample) -> None:
+        if sample.objective is None:
+            raise InvalidArgument("objective is missing: give Private(..., objective=Objective(module, loss)).")
+        if not self.clip.bounded:
+            raise InvalidArgument(f"clip norm={self.clip.norm} must be finite: noise is drawn in proportion to it.")
+        if self.views < 1:
+            raise InvalidArgument(f"views={self.views} must be at least 1.")
+        if self.offsets is not None and len(self.offsets) != self.views:
+            raise InvalidArgument(f"offsets has {len(self.offsets)} entries but views={self.views}: give one per view.")
+        expected = sample.objective.parameters()
+        if self.params.keys() != expected.keys() or any(self.params[n].shape != p.shape for n, p in expected.items()):
+            raise InvalidArgument(
+                "params do not match the objective's trainable parameters: take them from objective.parameters()."
+            )
+        self.clip.check(self.params)
+        rows = sample.first_rows()
+        if rows is not None:
+            Probe.of(sample.objective).trace(self.params, rows)
+
+    def exact(self, sample: Sample) -> Exact:
+        assert sample.objective is not None
+        total = {n: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in self.params.items()}
+        for batch, units in sample.parts():
+            part = clipped_sum(
+                sample.objective,
+                self.params,
+                batch,
+                clip=self.clip,
+                views=self.views,
+                augment=self.augment,
+                offsets=self.offsets,
+                units=units,
+                performance=sample.performance,
+            )
+            for name, value in part.items():
+                total[name] += value
+        return total
+
+    def release(self, noisy: Any, expected: float) -> Gradient:
+        return Gradient({n: t.to(self.params[n].dtype) for n, t in noisy.items()})
+
+
+class GradientMean(GradientSum):
+    """`GradientSum` divided by the *declared* expected batch, a public constant; never by the sampled number."""
+
+    def release(self, noisy: Any, expected: float) -> Gradient:
+        return Gradient({n: (t / expected).to(self.params[n].dtype) for n, t in noisy.items()})
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class _OfRows(Question):
+    """Questions about a public map of the rows."""
+
+    row_map: RowMap
+
+    def check(self, sample: Sample) -> None:
+        rows = sample.first_rows()
+        if rows is not None:
+            check_row_map(self.row_map, rows)
+            self._values(probe_rows(rows, 2, 0))
+
+    def _values(self, batch: Batch) -> Tensor:
+        values = self.row_map(batch)
+        rows = len(tree_flatten(batch)[0][0])
+        if values.ndim not in (1, 2) or len(values) != rows:
+            raise InvalidArgument(
+                f"row_map returned shape {tuple(values.shape)} for {rows} rows: return one row of values per row."
+            )
+        return values.detach()
+
+    def _vectors(self, sample: Sample, bound: float, width: int | None) -> Iterator[Tensor]:
+        """(units, records, width) float64, each row of norm <= bound times its weight; non-finite rows are zero."""
+        for batch, units in sample.parts():
+            values = self._values(batch).double().reshape(len(tree_flatten(batch)[0][0]), -1)
+            norms = values.norm(dim=1, keepdim=True)
+            finite = torch.isfinite(norms)
+            values = torch.where(finite, values * (bound / (norms * (1 + 1e-15)).clamp_min(bound)), 0.0)
+            if width is not None and values.shape[1] != width:
+                raise InvalidArgument(f"row_map returned {values.shape[1]} values per row instead of {width}.")
+            if units.weights is not None:
+                values = values * units.weights.to(values).unsqueeze(1)
+            yield values.reshape(-1, units.records, values.shape[1])
+
+
+def _bounded(rows: Tensor, bound: float) -> Tensor:
+    norms: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows * (bound / (norms * (1 + 1e-15)).clamp_min(bound))
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class NoisyMean(_OfRows):
+    """The mean of a bounded row map over the declared batch, for instance accuracy on a private hold-out."""
+
+    bound: float
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        _check_bound(self.bound)
+
+    @property
+    def unit(self) -> float:
+        return self.bound
+
+    def exact(self, sample: Sample) -> Exact:
+        total = torch.zeros(self.width, dtype=torch.float64)
+        for vectors in self._vectors(sample, self.bound, self.width):
+            total = total + _bounded(vectors.sum(1), self.bound).sum(0).cpu()
+        return total
+
+    def release(self, noisy: Any, expected: float) -> Tensor:
+        result: Tensor = noisy / expected
+        return result
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class Gram(_OfRows):
+    """sum_i x_i x_i' of rows with |x_i| <= bound: what DP-PCA needs. Nothing is centred: a private mean would leak."""
+
+    bound: float
+    width: int
+    replace_factor: ClassVar[float] = math.sqrt(2)  # |xx' - yy'|^2 = |x|^4 + |y|^4 - 2<x,y>^2
+    symmetric: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_bound(self.bound)
+
+    @property
+    def unit(self) -> float:
+        return self.bound**2
+
+    def exact(self, sample: Sample) -> Exact:
+        total = torch.zeros(self.width, self.width, dtype=torch.float64)
+        for vectors in self._vectors(sample, self.bound, self.width):
+            # A user's records together stay within the bound: sum of squares <= bound^2 bounds the Frobenius norm.
+            size = vectors.square().sum((1, 2)).sqrt()
+            rows = vectors * (self.bound / (size * (1 + 1e-15)).clamp_min(self.bound))[:, None, None]
+            flat = rows.reshape(-1, self.width)
+            total = total + (flat.T @ flat).cpu()
+        return total
+
+    def release(self, noisy: Any, expected: float) -> Tensor:
+        result: Tensor = noisy
+        return result
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class Histogram(_OfRows):
+    """Counts of an integer row map over `bins` bins; other values (such as -1) count nowhere.
+
+    A unit adds at most `cap_per_unit` to the counts in all: of a user's records the first ones count. The noise is
+    discrete, so that floating point betrays nothing.
+    """
+
+    bins: int
+    cap_per_unit: int = 1
+    discrete: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.bins < 1:
+            raise InvalidArgument(f"bins={self.bins} must be at least 1.")
+        if self.cap_per_unit < 1:
+            raise InvalidArgument(f"cap_per_unit={self.cap_per_unit} must be at least 1.")
+
+    @classmethod
+    def law(cls, scale: float) -> Noise:
+        return DiscreteLaplace(scale)
+
+    @property
+    def unit(self) -> float:
+        return float(self.cap_per_unit)
+
+    def exact(self, sample: Sample) -> Exact:
+        counts = torch.zeros(self.bins, dtype=torch.int64)
+        for batch, units in sample.parts():
+            values = self._values(batch)
+            if values.is_floating_point() or values.ndim != 1:
+                raise InvalidArgument("row_map must return one integer bin per row for a Histogram.")
+            inside = (values >= 0) & (values < self.bins)
+            if units.weights is not None:
+                inside &= (units.weights > 0).to(inside.device)
+            inside = inside.reshape(-1, units.records)
+            inside = inside & (inside.cumsum(1) <= self.cap_per_unit)
+            counts += torch.bincount(values[inside.reshape(-1)], minlength=self.bins).cpu()
+        return counts
+
+    def release(self, noisy: Any, expected: float) -> Tensor:
+        result: Tensor = noisy
+        return result
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class NoisyArgmin(_OfRows):
+    """Which of `candidates` has the least total loss; the row map gives one loss per candidate, cut to [0, loss_bound].
+
+    The whole vector of sums is made noisy and only its smallest index leaves: post-processing of a Gaussian mechanism.
+    """
+
+    candidates: int
+    loss_bound: float
+
+    def __post_init__(self) -> None:
+        _check_bound(self.loss_bound)
+        if self.candidates < 2:
+            raise InvalidArgument(f"candidates={self.candidates} must be at least 2: there is nothing to choose.")
+
+    @property
+    def unit(self) -> float:
+        return self.loss_bound * math.sqrt(self.candidates)
+
+    def exact(self, sample: Sample) -> Exact:
+        total = torch.zeros(self.candidates, dtype=torch.float64)
+        for batch, units in sample.parts():
+            losses = self._values(batch).double()
+            if losses.ndim != 2 or losses.shape[1] != self.candidates:
+                raise InvalidArgument(f"row_map must return {self.candidates} losses per row, one per candidate.")
+            losses = torch.nan_to_num(losses, nan=self.loss_bound, posinf=self.loss_bound, neginf=0.0)
+            losses = losses.clamp(0.0, self.loss_bound)
+            if units.weights is not None:
+                losses = losses * units.weights.to(losses).unsqueeze(1)
+            per_unit = losses.reshape(-1, units.records, self.candidates).sum(1)
+            total = total + _bounded(per_unit, self.unit).sum(0).cpu()
+        return total
+
+    def release(self, noisy: Any, expected: float) -> int:
+        return int(noisy.argmin())
+
+
+def _check_bound(bound: float) -> None:
+    if not (math.isfinite(bound) and bound > 0):
+        raise InvalidArgument(f"bound={bound} must be positive and finite: it is what one row can contribute.")
+
+
+def check_row_map(row_map: RowMap, rows: Batch) -> None:
+    """Raise if the map mixes rows, as centring by their mean would: other rows must not change a row's value."""
+    first, second = probe_rows(rows, 3, 0), probe_rows(rows, 3, 1)
+
+    def mix(a: Any, b: Any) -> Any:
+        return torch.cat([a[:1], b[1:]]) if isinstance(a, Tensor) else a
+
+    kept, changed = row_map(first)[0].double(), row_map(tree_map(mix, first, second))[0].double()
+    alone = row_map(tree_map(lambda t: t[:1] if isinstance(t, Tensor) else t, first))[0].double()
+    for other in (changed, alone):
+        if not torch.allclose(kept, other, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise InvalidArgument(
+                "row_map gives a row another value when other rows change (centring, normalising or batch norm over "
+                "the rows?): make it a function of each row alone."
+            )
+
+
+# ------------------------------------------------------------------------------------------------ several at once
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class Joint(Question):
+    """Several questions about one sampled batch, answered together by one Gaussian mechanism.
+
+    Every part is scaled to its own unit; with m parts one unit moves the joint answer by at most sqrt(m), so each part
+    gets sqrt(m) times the noise it would get alone. One sample is charged instead of m.
+    """
+
+    parts: tuple[Question, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parts) < 2:
+            raise InvalidArgument(f"Joint needs at least two questions, not {len(self.parts)}.")
+
+    @property
+    def unit(self) -> float:
+        return math.sqrt(len(self.parts))
+
+    def check(self, sample: Sample) -> None:
+        for part in self.parts:
+            part.check(sample)
+
+    def exact(self, sample: Sample) -> Exact:
+        joint: dict[str, Tensor] = {}
+        for i, part in enumerate(self.parts):
+            exact = part.exact(sample)
+            for name, value in (exact if isinstance(exact, dict) else {"": exact}).items():
+                joint[f"{i}/{name}"] = value.double() / part.unit
+        return joint
+
+    def release(self, noisy: Any, expected: float) -> tuple[Any, ...]:
+        answers = []
+        for i, part in enumerate(self.parts):
+            own = {k.split("/", 1)[1]: v * part.unit for k, v in noisy.items() if k.startswith(f"{i}/")}
+            value: Any = own[""] if list(own) == [""] else own
+            if part.symmetric:
+                value = (value + value.T) / 2
+            answers.append(part.release(value, expected))
+        return tuple(answers)
+
+
+class Sealed(_Base):
+    """A method that runs inside the door and of which only the final answer leaves: no iterates, no checkpoints.
+
+    For objective and output perturbation and PNSGD, whose proofs hide the iterates. `run` may look at all rows; what
+    it returns must have passed through `noisy`, which adds the noise that was charged; the method's own proof says how
+    often it may be called.
+    """
+
+    @property
+    @abstractmethod
+    def unit(self) -> float:
+        """The sensitivity that the method's own proof gives for what it passes to `noisy`."""
+
+    @abstractmethod
+    def run(self, sample: Sample, noisy: Callable[[Exact], Any]) -> Any:
+        """Compute the answer; `noisy(exact)` adds noise of scale * unit."""
