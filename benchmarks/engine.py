@@ -157,7 +157,7 @@ def console_table(rows: list[Row]) -> Table:
         workload = WORKLOADS[row["workload"]]
         goals = (workload.cpu_goal, workload.memory_goal) if row["method"] == "sfumato" else (None, None)
         if "error" in row:
-            table.add_row(row["workload"], row["method"], f"[red]{row['error']}[/red]")
+            table.add_row(row["workload"], row["method"], "[red]fails[/]")
             continue
         cells = [f"{row['cpu_ratio']:.2f}", f"{row['spread']:.2f}", goal_cell(row["cpu_ratio"], goals[0])]
         cells += [f"{row['wall_ratio']:.2f}", f"{row['memory_ratio']:.2f}", goal_cell(row["memory_ratio"], goals[1])]
@@ -233,6 +233,9 @@ def main() -> None:
         print(json.dumps(rows, indent=1))
     else:
         Console().print(console_table(rows))
+        for row in rows:
+            if "error" in row:
+                print(f"{row['method']} on {row['workload']}: {row['error']}.")
 
 
 if __name__ == "__main__":

@@ -103,8 +103,9 @@ def opacus_ghost(module: nn.Module, loss: Loss, clip: float, chunk: int) -> Step
 def opake(module: nn.Module, loss: Loss, clip: float, chunk: int) -> Step:
     from opake.dpsgd.clipping import clipped_grad
 
+    # Micro-batches of at most 8: the fastest of 8, 32, 128 and the whole batch on the workloads swept.
     gradient, state = clipped_grad(
-        _example_loss(module, loss), batch_argnums=(1, 2), clipping_norm=clip, microbatch_size=chunk
+        _example_loss(module, loss), batch_argnums=(1, 2), clipping_norm=clip, microbatch_size=min(chunk, 8)
     )
     parameters = _detached(module)
     return lambda batch: gradient(parameters, *batch, state=state)[0].pytree

@@ -23,7 +23,7 @@ class Workload:
     loss: Loss
     sample: Callable[[int, torch.Generator], Batch]
     batch_size: int
-    chunk: int  # examples per call of chunked vmap: the fastest power of two on two cores
+    chunk: int  # examples per call of chunked vmap: the fastest, or near it, in a sweep of powers of two on two cores
     cpu_goal: float  # CPU time of a private step, as a multiple of the plain one
     memory_goal: float = 2.0  # growth of peak memory, likewise
 
@@ -169,7 +169,7 @@ WORKLOADS = {
         loss=label_loss,
         sample=rows,
         batch_size=1024,
-        chunk=16,
+        chunk=8,
         cpu_goal=1.10,
     ),
     "lm": Workload(

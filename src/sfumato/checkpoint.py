@@ -2,24 +2,103 @@
 
 from __future__ import annotations
 
+import errno
+import glob
+import io
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, SfumatoError
+
+try:
+    import fcntl
+except ImportError:  # Windows: the ledger still sees to it that two processes never spend one answer
+    fcntl = None  # type: ignore[assignment]
+
+_PROCESS = secrets.token_hex(4)
+
+
+@contextmanager
+def held_checkpoint(path: Path | None) -> Iterator[None]:
+    """Keeps other processes off the checkpoint; the system lets go of it however this process ends.
+
+    Between machines whose disk has no locks only the ledger protects: a process that was given up for dead and wakes
+    again spends nothing twice, but may put an older checkpoint in the place of a newer one.
+    """
+    if path is None:
+        yield
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by workers
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise SfumatoError(
+                        f"checkpoint={str(path)!r} is in use by another process that is still training: end that one "
+                        "first, or name another file."
+                    ) from error
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by processes that were killed
+            with suppress(OSError):
+                left.unlink()
+        yield
+    finally:
+        os.close(handle)
+
+
+def check_checkpoint(path: Path, state: Any) -> None:
+    """Refuse, before a training begins, what would fail in the middle of it: a bad place, or a state that is lost."""
+    try:
+        _draft(path).touch()
+        _draft(path).unlink()
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    buffer = io.BytesIO()
+    try:
+        torch.save(state, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        raise InvalidArgument(
+            f"The method's state, a {type(state).__name__}, cannot be read back from a checkpoint: make it of tensors, "
+            "numbers, strings, lists, tuples and dicts."
+        ) from error
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write, flush to disk and rename: a crash leaves the old checkpoint or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with _draft(path).open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _draft(path).replace(path)
+    except (OSError, RuntimeError) as error:  # torch turns some errors of the disk into RuntimeError
+        raise _unwritable(path, error) from error
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{_PROCESS}.tmp")
+
+
+def _unwritable(path: Path, error: Exception) -> SfumatoError:
+    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    return SfumatoError(
+        f"checkpoint={str(path)!r} cannot be written ({reason}): name another file, or free some space."
+    )
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:

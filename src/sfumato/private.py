@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -26,12 +27,13 @@ from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.ledger_plan import Plan
-from sfumato.privacy.mechanisms import Adjacency, Mechanism, Noise
+from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLaplace, Gaussian, Mechanism, Noise
 from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from sfumato.privacy.statement import NOT_PRIVATE, Statement
 from sfumato.questions import Exact, Question, Sealed
 
 _PART_BYTES = 256 << 20  # of gathered rows at a time
+_SHOWN = 64  # units that questions are checked with
 
 
 class Planned(NamedTuple):
@@ -109,18 +111,17 @@ class Private:
                 "size is missing: under add/remove the number of units is itself private, so declare it, for instance "
                 "size=50000; it may be approximate."
             )
-        if size < 1:
-            raise InvalidArgument(f"size={size} must be at least 1: declare how many units the data has.")
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise InvalidArgument(
+                f"size={size} must be a whole number of at least 1: declare how many units there are."
+            )
         if adjacency is Adjacency.REPLACE_ONE and size != present:
             raise InvalidArgument(
                 f"size={size} must be the exact number of units under replace-one adjacency: declare that, or use "
                 "add-remove."
             )
-        if budget is not None and budget.delta >= 1 / size:
-            raise InvalidArgument(
-                f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing "
-                "someone's row outright."
-            )
+        if budget is not None:
+            _check_delta(budget, size)
         self.name, self.size, self.unit, self.adjacency = name, size, unit, adjacency
         self.objective = objective
         self.performance = performance or Performance()
@@ -128,10 +129,12 @@ class Private:
         self._source, self._groups, self._present = source, groups, present
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.account = self._ledger.account(name, unit=unit, adjacency=adjacency, budget=budget, filter=filter)
+        _check_delta(self.account.budget, size)
         self._noise = NoiseSource(seed)
         if seed is not None:
             self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
         self._plan: Plan | None = None
+        self._shown: Batch | None = None
 
     # -------------------------------------------------------------------------------------------- samplers
 
@@ -181,15 +184,17 @@ class Private:
                 raise InvalidArgument(
                     f"No plan covers {question.kind()}: call plan(...) first, or give noise and sampler."
                 )
+            self._check_planned(question, self._plan)
             mechanism = self._plan.take(question.kind())
         else:
             one = self._mechanism(Planned(question, noise, sampler))
             mechanism = self.account.charge(one).take(question.kind())
         # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
-        sample = self._sample(mechanism.sampler.draw(self._present, self._noise.sampling))
-        if isinstance(question, Sealed):
-            return question.run(sample, lambda exact: self._privatized(exact, question, mechanism))
-        noisy = self._privatized(question.exact(sample), question, mechanism)
+        with self._inside():
+            sample = self._sample(mechanism.sampler.draw(self._present, self._noise.sampling))
+            if isinstance(question, Sealed):
+                return question.run(sample, lambda exact: self._privatized(exact, question, mechanism))
+            noisy = self._privatized(question.exact(sample), question, mechanism)
         return question.release(noisy, mechanism.sampler.expected)
 
     def statement(self) -> Statement:
@@ -198,13 +203,29 @@ class Private:
 
     # -------------------------------------------------------------------------------------------- inside
 
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Keeps the text of errors of code that sees private rows: it may quote a row, or count a batch."""
+        try:
+            yield
+        except SfumatoError:
+            raise
+        except Exception as error:
+            if not self._noise.private:
+                raise
+            raise SfumatoError(
+                f"The question failed inside the door with {type(error).__name__}, whose text may quote private rows: "
+                "try it on public or made-up rows with seed=NotPrivateSeed(0) to see it."
+            ) from None
+
     def _privatized(self, exact: Exact, question: Question | Sealed, mechanism: Mechanism) -> Any:
         symmetric = isinstance(question, Question) and question.symmetric
         return privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=symmetric)
 
     def _mechanism(self, line: Planned) -> Mechanism:
         question, noise, sampler, times = line
-        if not isinstance(sampler, Sampler) or sampler.size != self.size:
+        # One of these very classes: a subclass could draw otherwise than its parent is charged for.
+        if type(sampler) not in (Poisson, FixedSize, FullBatch) or sampler.size != self.size:
             raise InvalidArgument(
                 f"sampler={sampler!r} must be made for the declared size={self.size}: use private.poisson(...), "
                 "private.fixed(...) or private.everyone()."
@@ -212,10 +233,11 @@ class Private:
         cls = question if isinstance(question, type) else type(question)
         if not issubclass(cls, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean.")
+        if not isinstance(noise, Noise | int | float):
+            raise InvalidArgument(f"noise={noise!r} must be a number or a noise, such as Gaussian(1.0).")
         if not isinstance(noise, Noise):
             noise = cls.law(float(noise))
-        discrete = issubclass(cls, Question) and cls.discrete
-        if type(noise).__name__.startswith("Discrete") != discrete:
+        if not _fits(cls, noise):
             raise InvalidArgument(
                 f"noise={noise!r} does not fit {cls.kind()}: counts take discrete noise, others Gaussian."
             )
@@ -226,12 +248,29 @@ class Private:
     def _check(self, question: Question | Sealed) -> None:
         if not isinstance(question, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean(params, Clip(1.0)).")
-        question.check(self._sample(np.arange(min(self._present, 4), dtype=np.int64)))
+        with self._inside():
+            question.check(self._sample(_spread(self._present, _SHOWN), shown=self._rows_to_check_with()))
         if not (np.isfinite(question.unit) and question.unit > 0):
             raise InvalidArgument(f"unit={question.unit} must be positive and finite: bound what one unit contributes.")
 
-    def _sample(self, indices: Indices) -> _Sample:
-        return _Sample(self._source, self._groups, indices, self._reduction, self.objective, self.performance)
+    def _check_planned(self, question: Question | Sealed, plan: Plan) -> None:
+        """Refuse a question that only shares its name with the one that was planned."""
+        for mechanism in plan.mechanisms:
+            same = _fits(type(question), mechanism.noise) and mechanism.replace_factor >= question.replace_factor
+            if mechanism.question == question.kind() and not same:
+                raise InvalidArgument(f"{question.kind()} is planned with another noise or replace_factor: rename it.")
+
+    def _sample(self, indices: Indices, shown: Batch | None = None) -> _Sample:
+        shared = (self._source, self._groups, indices, self._reduction, self.objective, self.performance)
+        return _Sample(*shared, shown=shown)
+
+    def _rows_to_check_with(self) -> Batch | None:
+        """Some rows from all over the data, since its first ones are often of one class; kept for later checks."""
+        if self._shown is None and self._present:
+            units = _spread(self._present, _SHOWN)
+            rows = units if self._groups is None else np.concatenate([self._groups[u][:1] for u in units])
+            self._shown = self._source.gather(rows)
+        return self._shown
 
     def __repr__(self) -> str:
         declared = f"size={self.size} declared, unit={self.unit!r}, adjacency={str(self.adjacency)!r}"
@@ -253,25 +292,40 @@ class _Sample:
     reduction: str
     objective: Objective | None
     performance: Performance
+    shown: Batch | None = None
 
     def parts(self) -> Iterator[tuple[Batch, Units]]:
-        size = max(1, _PART_BYTES // max(1, self.source.row_bytes * (1 if self.groups is None else 8)))
+        limit = max(1, _PART_BYTES // max(1, self.source.row_bytes))
         if isinstance(self.source, DatasetSource):
-            size = min(size, self.performance.load_rows)
-        starts = range(0, len(self.indices), size)
-        batches = (self._part(self.indices[start : start + size]) for start in starts)
-        yield from (ahead(batches) if isinstance(self.source, DatasetSource) and len(starts) > 1 else batches)
+            limit = min(limit, self.performance.load_rows)
+        parts = [
+            (part, records)
+            for records, units in self._by_records()
+            for part in np.split(units, range(max(1, limit // records), len(units), max(1, limit // records)))
+            if len(part)
+        ]
+        batches = (self._part(part, records) for part, records in parts)
+        yield from (ahead(batches) if isinstance(self.source, DatasetSource) and len(parts) > 1 else batches)
+
+    def _by_records(self) -> Iterator[tuple[int, Indices]]:
+        """Units by their number of records, rounded up to a power of two, to which they are padded.
+
+        It saves padding; above all, how a unit is computed and rounded then depends on its own records alone.
+        """
+        if self.groups is None or not len(self.indices):
+            yield 1, self.indices
+            return
+        padded = np.array([1 << (len(self.groups[u]) - 1).bit_length() for u in self.indices])
+        for records in np.unique(padded):
+            yield int(records), self.indices[padded == records]
 
     def first_rows(self) -> Batch | None:
-        if not len(self.indices):
-            return None
-        return self._part(self.indices)[0]
+        return None if self.shown is None else self._moved(self.shown)
 
-    def _part(self, units: Indices) -> tuple[Batch, Units]:
+    def _part(self, units: Indices, records: int) -> tuple[Batch, Units]:
         if self.groups is None:
             return self._moved(self.source.gather(units)), Units()
         groups = [self.groups[u] for u in units]
-        records = max(len(g) for g in groups)
         # Padding repeats a record of the same user, with weight zero.
         rows = np.concatenate([np.concatenate([g, np.repeat(g[:1], records - len(g))]) for g in groups])
         weights = np.concatenate(
@@ -290,6 +344,25 @@ class _Sample:
         return tree_map(lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t, batch)
 
 
+def _spread(present: int, count: int) -> Indices:
+    """At most `count` numbers, evenly over range(present)."""
+    return np.unique(np.linspace(0, max(present - 1, 0), min(present, count)).astype(np.int64))
+
+
+def _fits(question: type[Question | Sealed], noise: Noise) -> bool:
+    """Counts take discrete noise, everything else Gaussian."""
+    discrete = issubclass(question, Question) and question.discrete
+    return isinstance(noise, (DiscreteGaussian, DiscreteLaplace) if discrete else Gaussian)
+
+
+def _check_delta(budget: Budget, size: int) -> None:
+    if budget.delta >= 1 / size:
+        raise InvalidArgument(
+            f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing someone's "
+            "row outright."
+        )
+
+
 def _adjacency(value: Adjacency | str) -> Adjacency:
     try:
         return Adjacency(value)
@@ -301,6 +374,8 @@ def _group(users: np.ndarray[Any, Any], rows: int, cap: int) -> list[Indices]:
     """Row numbers by user, at most `cap` each, in the order of the data."""
     if users.ndim != 1 or len(users) != rows:
         raise InvalidArgument("users must hold one id per row of the data.")
+    if (users.dtype.kind == "f" and np.isnan(users).any()) or (users.dtype.kind == "O" and None in users):
+        raise InvalidArgument("users has missing ids: give every row an id, since nobody can be protected without one.")
     order = np.argsort(users, kind="stable")
     starts = (
         np.flatnonzero(np.r_[True, users[order][1:] != users[order][:-1]]) if rows else np.array([], dtype=np.int64)

@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import Probe, probe_rows
+from sfumato.gradients.rowwise import check_augment, check_row_map
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.mechanisms import DiscreteLaplace, Gaussian, Noise
 
@@ -39,6 +40,9 @@ class Sample(Protocol):
 
     @property
     def performance(self) -> Performance: ...
+
+    @property
+    def reduction(self) -> str: ...
 
     def parts(self) -> Iterator[tuple[Batch, Units]]:
         """The rows in parts that fit into memory; padded rows have weight 0."""
@@ -119,19 +123,25 @@ class GradientSum(Question):
             raise InvalidArgument(f"views={self.views} must be at least 1.")
         if self.offsets is not None and len(self.offsets) != self.views:
             raise InvalidArgument(f"offsets has {len(self.offsets)} entries but views={self.views}: give one per view.")
+        if self.clip.origin is not None and sample.reduction == "sum":
+            raise InvalidArgument("clip has an origin, the mean gradient, which needs reduction='mean', not 'sum'.")
         expected = sample.objective.parameters()
-        if self.params.keys() != expected.keys() or any(self.params[n].shape != p.shape for n, p in expected.items()):
-            raise InvalidArgument(
-                "params do not match the objective's trainable parameters: take them from objective.parameters()."
-            )
+        for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
+            if tensors.keys() != expected.keys() or any(tensors[n].shape != p.shape for n, p in expected.items()):
+                raise InvalidArgument(
+                    f"{argument} do not match the objective's trainable parameters: take names and shapes from "
+                    "objective.parameters()."
+                )
         self.clip.check(self.params)
         rows = sample.first_rows()
         if rows is not None:
             Probe.of(sample.objective).trace(self.params, rows)
+            if self.augment is not None:
+                check_augment(self.augment, rows)
 
     def exact(self, sample: Sample) -> Exact:
         assert sample.objective is not None
-        total = {n: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in self.params.items()}
+        total: dict[str, Tensor] = {}
         for batch, units in sample.parts():
             part = clipped_sum(
                 sample.objective,
@@ -145,8 +155,8 @@ class GradientSum(Question):
                 performance=sample.performance,
             )
             for name, value in part.items():
-                total[name] += value
-        return total
+                total[name] = total[name].double().add_(value) if name in total else value
+        return total or {n: torch.zeros_like(p) for n, p in self.params.items()}
 
     def release(self, noisy: Any, expected: float) -> Gradient:
         return Gradient({n: t.to(self.params[n].dtype) for n, t in noisy.items()})
@@ -171,27 +181,33 @@ class _OfRows(Question):
     def check(self, sample: Sample) -> None:
         rows = sample.first_rows()
         if rows is not None:
-            check_row_map(self.row_map, rows)
             self._values(probe_rows(rows, 2, 0))
+            check_row_map(self.row_map, rows)
 
     def _values(self, batch: Batch) -> Tensor:
+        """What the map gives, (rows,) or (rows, values), of the width and kind that this question needs."""
         values = self.row_map(batch)
         rows = len(tree_flatten(batch)[0][0])
-        if values.ndim not in (1, 2) or len(values) != rows:
-            raise InvalidArgument(
-                f"row_map returned shape {tuple(values.shape)} for {rows} rows: return one row of values per row."
-            )
+        if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != rows or values.is_complex():
+            raise InvalidArgument("row_map must return a tensor of real numbers with one row of values per row.")
+        width = 1 if values.ndim == 1 else values.shape[1]
+        if width != self._width:
+            raise InvalidArgument(f"row_map returned {width} values per row instead of {self._width}.")
         return values.detach()
 
-    def _vectors(self, sample: Sample, bound: float, width: int | None) -> Iterator[Tensor]:
+    @property
+    @abstractmethod
+    def _width(self) -> int:
+        """How many values the map gives per row."""
+
+    def _vectors(self, sample: Sample, bound: float) -> Iterator[Tensor]:
         """(units, records, width) float64, each row of norm <= bound times its weight; non-finite rows are zero."""
         for batch, units in sample.parts():
-            values = self._values(batch).double().reshape(len(tree_flatten(batch)[0][0]), -1)
+            values = self._values(batch).double()
+            values = values.reshape(len(values), -1)
             norms = values.norm(dim=1, keepdim=True)
             finite = torch.isfinite(norms)
             values = torch.where(finite, values * (bound / (norms * (1 + 1e-15)).clamp_min(bound)), 0.0)
-            if width is not None and values.shape[1] != width:
-                raise InvalidArgument(f"row_map returned {values.shape[1]} values per row instead of {width}.")
             if units.weights is not None:
                 values = values * units.weights.to(values).unsqueeze(1)
             yield values.reshape(-1, units.records, values.shape[1])
@@ -216,9 +232,13 @@ class NoisyMean(_OfRows):
     def unit(self) -> float:
         return self.bound
 
+    @property
+    def _width(self) -> int:
+        return self.width
+
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(self.width, dtype=torch.float64)
-        for vectors in self._vectors(sample, self.bound, self.width):
+        for vectors in self._vectors(sample, self.bound):
             total = total + _bounded(vectors.sum(1), self.bound).sum(0).cpu()
         return total
 
@@ -243,9 +263,13 @@ class Gram(_OfRows):
     def unit(self) -> float:
         return self.bound**2
 
+    @property
+    def _width(self) -> int:
+        return self.width
+
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(self.width, self.width, dtype=torch.float64)
-        for vectors in self._vectors(sample, self.bound, self.width):
+        for vectors in self._vectors(sample, self.bound):
             # A user's records together stay within the bound: sum of squares <= bound^2 bounds the Frobenius norm.
             size = vectors.square().sum((1, 2)).sqrt()
             rows = vectors * (self.bound / (size * (1 + 1e-15)).clamp_min(self.bound))[:, None, None]
@@ -284,12 +308,20 @@ class Histogram(_OfRows):
     def unit(self) -> float:
         return float(self.cap_per_unit)
 
+    @property
+    def _width(self) -> int:
+        return 1
+
+    def _values(self, batch: Batch) -> Tensor:
+        values = super()._values(batch)
+        if values.is_floating_point():
+            raise InvalidArgument("row_map must return one integer bin per row for a Histogram.")
+        return values.reshape(-1).long()
+
     def exact(self, sample: Sample) -> Exact:
         counts = torch.zeros(self.bins, dtype=torch.int64)
         for batch, units in sample.parts():
             values = self._values(batch)
-            if values.is_floating_point() or values.ndim != 1:
-                raise InvalidArgument("row_map must return one integer bin per row for a Histogram.")
             inside = (values >= 0) & (values < self.bins)
             if units.weights is not None:
                 inside &= (units.weights > 0).to(inside.device)
@@ -322,12 +354,14 @@ class NoisyArgmin(_OfRows):
     def unit(self) -> float:
         return self.loss_bound * math.sqrt(self.candidates)
 
+    @property
+    def _width(self) -> int:
+        return self.candidates
+
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(self.candidates, dtype=torch.float64)
         for batch, units in sample.parts():
             losses = self._values(batch).double()
-            if losses.ndim != 2 or losses.shape[1] != self.candidates:
-                raise InvalidArgument(f"row_map must return {self.candidates} losses per row, one per candidate.")
             losses = torch.nan_to_num(losses, nan=self.loss_bound, posinf=self.loss_bound, neginf=0.0)
             losses = losses.clamp(0.0, self.loss_bound)
             if units.weights is not None:
@@ -343,23 +377,6 @@ class NoisyArgmin(_OfRows):
 def _check_bound(bound: float) -> None:
     if not (math.isfinite(bound) and bound > 0):
         raise InvalidArgument(f"bound={bound} must be positive and finite: it is what one row can contribute.")
-
-
-def check_row_map(row_map: RowMap, rows: Batch) -> None:
-    """Raise if the map mixes rows, as centring by their mean would: other rows must not change a row's value."""
-    first, second = probe_rows(rows, 3, 0), probe_rows(rows, 3, 1)
-
-    def mix(a: Any, b: Any) -> Any:
-        return torch.cat([a[:1], b[1:]]) if isinstance(a, Tensor) else a
-
-    kept, changed = row_map(first)[0].double(), row_map(tree_map(mix, first, second))[0].double()
-    alone = row_map(tree_map(lambda t: t[:1] if isinstance(t, Tensor) else t, first))[0].double()
-    for other in (changed, alone):
-        if not torch.allclose(kept, other, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise InvalidArgument(
-                "row_map gives a row another value when other rows change (centring, normalising or batch norm over "
-                "the rows?): make it a function of each row alone."
-            )
 
 
 # ------------------------------------------------------------------------------------------------ several at once
@@ -378,6 +395,9 @@ class Joint(Question):
     def __post_init__(self) -> None:
         if len(self.parts) < 2:
             raise InvalidArgument(f"Joint needs at least two questions, not {len(self.parts)}.")
+        for part in self.parts:
+            if not isinstance(part, Question):
+                raise InvalidArgument(f"Joint was given {type(part).__name__}: its parts must be bounded questions.")
 
     @property
     def unit(self) -> float:
@@ -386,6 +406,7 @@ class Joint(Question):
     def check(self, sample: Sample) -> None:
         for part in self.parts:
             part.check(sample)
+            _check_bound(part.unit)
 
     def exact(self, sample: Sample) -> Exact:
         joint: dict[str, Tensor] = {}

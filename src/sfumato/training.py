@@ -6,25 +6,29 @@ It is the four-line loop of the README with progress, checkpoints and resuming a
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from sfumato.algorithms.dp_sgd import dp_sgd
-from sfumato.checkpoint import load_checkpoint, save_checkpoint
+from sfumato.checkpoint import check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, LedgerError, SfumatoError
 from sfumato.gradients import Gradient
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import calibration
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.ledger_plan import Plan
+from sfumato.privacy.statement import Asked
 from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.questions import GradientMean
@@ -79,14 +83,15 @@ def train(
     Args:
         model: the module of `private.objective`; its weights are updated in place.
         budget: what this training may cost; by default all that the ledger allows. The noise is calibrated to it,
-            unless `noise` (standard deviation / clip norm) is given.
+            unless `noise` (standard deviation / clip norm) is given instead.
         batch_size: the expected batch of Poisson sampling; or give a `sampler`.
         reserve: steps that are reserved beyond `steps`, to do again what a crash loses. Without a reserve a crash
             shortens the training. Either way the Run says how many steps were lost.
         optimizer: makes a torch optimiser of the parameters; SGD with learning rate 0.5 by default.
         metrics: functions (module, batch) -> one value per example, measured on `public` and `test`; accuracy by
             default for classifiers.
-        checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh.
+        checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. Ctrl-C and
+            errors leave it at the last whole step, so that nothing that was paid for is lost.
         checkpoint_every: seconds between checkpoints.
     """
     objective = private.objective
@@ -98,71 +103,99 @@ def train(
         raise InvalidArgument(f"reserve={reserve} must not be negative.")
     if (sampler is None) == (batch_size is None):
         raise InvalidArgument("Give either batch_size or sampler: how many units take part in a step.")
+    if budget is not None and noise is not None:
+        raise InvalidArgument("Give either budget or noise: the noise is what the budget is turned into.")
+    if budget is not None and budget.delta != private.account.budget.delta:
+        raise InvalidArgument(
+            f"budget has delta={budget.delta:g} and the ledger's account has delta={private.account.budget.delta:g}: "
+            "give the same, since one dataset has one delta."
+        )
     sampler = sampler or private.poisson(float(batch_size or 0))
     stateful: StatefulMethod = method if isinstance(method, StatefulMethod) else _Stateless(method)
     trained = [p for p in model.parameters() if p.requires_grad]
     updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
 
-    path = None if checkpoint is None else Path(checkpoint)
-    saved = None if path is None else load_checkpoint(path)
-    state: Any = stateful.init(objective.parameters())
-    history: list[dict[str, float]] = []
-    done, seconds = 0, 0.0
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        updater.load_state_dict(saved["optimizer"])
-        state, done, history, seconds = saved["state"], saved["step"], saved["history"], saved["seconds"]
-        if public is not None and saved["public"] is not None:
-            public.random_state = saved["public"]
-    plan = _plan_or_resume(private, sampler, steps + reserve, budget, noise, name, path, done)
-    lost = (plan.lost or 0) if plan is not None else 0
-    target = min(steps, done + (plan.remaining() if plan is not None else 0))
-
-    def keep(step: int) -> None:
-        if path is not None:
-            save_checkpoint(
-                path,
-                {
-                    "model": model.state_dict(),
-                    "optimizer": updater.state_dict(),
-                    "state": state,
-                    "step": step,
-                    "history": history,
-                    "seconds": seconds + time.perf_counter() - start,
-                    "public": None if public is None else public.random_state,
-                },
-            )
-
-    evaluate_every = evaluate_every or max(1, steps // 10)
-    start = last_saved = time.perf_counter()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}"),
-        disable=not progress,
+    now = _Standing(
+        model=model, optimizer=updater, public=public, state=stateful.init(objective.parameters()), answers=0
     )
-    with bar, plan or nullcontext():
-        task = bar.add_task(name, total=target, completed=done, facts="")
-        for step in range(done + 1, target + 1):
-            assert plan is not None
-            update, state = stateful.step(state, objective.parameters(), public, private.ask)
-            update.write_to(model)
-            updater.step()
-            if step % evaluate_every == 0 or step == target:
-                measured = _measure(objective, public, test, measures)
-                history.append({"step": step, "epsilon": plan.epsilon_after(step + lost), **measured})
-            if progress:
-                rate = (step - done) / (time.perf_counter() - start)
-                bar.update(task, completed=step, facts=_facts(history, plan.epsilon_after(step + lost), rate))
-            if time.perf_counter() - last_saved >= checkpoint_every:
-                keep(step)
-                last_saved = time.perf_counter()
-        keep(target)
+    path = None if checkpoint is None else Path(checkpoint)
+    key = None if path is None else f"{name}:{path.resolve()}"
+    with held_checkpoint(path):
+        known = None if key is None else _known_plan(private, key)
+        if path is not None:
+            saved = load_checkpoint(path)
+            _check_continues(path, saved, known, sampler, noise)
+            check_checkpoint(path, now.state)
+            if saved is not None:
+                now.restore(path, saved)
+
+        plan: Plan | None = None
+        if known is None:
+            noise = _calibrated(private, sampler, steps + reserve, budget) if noise is None else noise
+            plan = private.plan(Planned(GradientMean, noise, sampler, steps + reserve), resume_key=key)
+        elif known.open:
+            plan = private.resume(known.plan, seen=now.answers)
+        counted = plan.taken if plan is not None else known.answers if known is not None else 0
+        lost = counted - now.answers
+        target = now.step if plan is None else min(steps, now.step + plan.remaining())
+
+        evaluate_every = evaluate_every or max(1, steps // 10)
+        begun, start = now.step, time.perf_counter()
+        seconds, last_saved = now.seconds, start
+
+        def keep() -> None:
+            now.seconds = seconds + time.perf_counter() - start
+            if path is not None:
+                save_checkpoint(path, now.to_save())
+
+        def evaluate(epsilon: float) -> None:
+            measured = _measure(objective, public, test, measures)
+            now.history.append({"step": now.step, "epsilon": epsilon, **measured})
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[facts]}"),
+            disable=not progress,
+        )
+        if plan is not None:
+            with _Patience() as patience, bar, plan:
+                task = bar.add_task(name, total=target, completed=now.step, facts="")
+                try:
+                    while now.step < target:
+                        update, state = stateful.step(now.state, objective.parameters(), public, private.ask)
+                        now.advance(update, state, answers=plan.taken - lost)
+                        if patience.ended:
+                            raise KeyboardInterrupt
+                        if now.step % evaluate_every == 0 or now.step == target:
+                            evaluate(plan.epsilon_after(plan.taken))
+                        if progress:
+                            rate = (now.step - begun) / (time.perf_counter() - start)
+                            facts = _facts(now.history, plan.epsilon_after(plan.taken), rate)
+                            bar.update(task, completed=now.step, facts=facts)
+                        if time.perf_counter() - last_saved >= checkpoint_every:
+                            keep()
+                            last_saved = time.perf_counter()
+                    if not now.history or now.history[-1]["step"] != target:
+                        evaluate(plan.epsilon_after(plan.taken))  # a resumed training that had nothing left to do
+                    keep()
+                except LedgerError:
+                    raise  # another process may have taken the plan over, and then the checkpoint is that one's to write
+                except BaseException as error:
+                    # The last whole step is kept before the plan pauses, so that nothing that was paid for is lost.
+                    if now.whole and now.step > begun:
+                        try:
+                            keep()
+                        except SfumatoError as also:
+                            error.add_note(str(also))
+                    raise
     statement = private.statement()
-    used = statement.to_json()["mechanisms"][-1] if plan is None else plan.mechanisms[0].to_json()
+    mechanism = plan.mechanisms[0] if plan is not None else known.mechanism if known is not None else None
+    assert mechanism is not None
+    used = mechanism.to_json()
     return Run(
         weights={n: t.detach().clone() for n, t in model.state_dict().items()},
         config={
@@ -173,14 +206,94 @@ def train(
             "sampler": used["sampler"],
             "method": _name_of(method),
         },
-        history=history,
+        history=now.history,
         statement=statement.to_json(),
         statement_text=statement.to_text(),
-        steps_taken=target,
+        steps_taken=now.step,
         steps_lost=lost,
-        steps_short=steps - target,
-        seconds=seconds + time.perf_counter() - start,
+        steps_short=max(0, steps - now.step),
+        seconds=now.seconds,
     )
+
+
+@dataclass(kw_only=True)
+class _Standing:
+    """Where a training stands after its last whole step: what a checkpoint holds, and nothing else does."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    public: Public | None
+    state: Any  # the method's
+    step: int = 0
+    answers: int  # of the plan, that led here
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    whole: bool = True  # False while an update is half done
+    drawn: Any = None  # of the public batches: a step that fails half-way may have drawn more
+
+    def __post_init__(self) -> None:
+        self.drawn = None if self.public is None else self.public.random_state
+
+    def advance(self, update: Gradient, state: Any, *, answers: int) -> None:
+        update.write_to(self.model)
+        self.whole = False
+        self.optimizer.step()
+        self.state, self.step, self.answers = state, self.step + 1, answers
+        self.drawn = None if self.public is None else self.public.random_state
+        self.whole = True
+
+    def to_save(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "public": self.drawn,
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+
+    def restore(self, path: Path, saved: Mapping[str, Any]) -> None:
+        try:
+            plain = {name: saved[name] for name in _PLAIN}
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            if self.public is not None and saved["public"] is not None:
+                self.public.random_state = self.drawn = saved["public"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgument(
+                f"checkpoint={str(path)!r} is of another model, optimizer or program: continue with those it was made "
+                "with, or name another file."
+            ) from error
+        vars(self).update(plain)
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.state = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, self.state)
+
+
+_PLAIN = ("state", "step", "answers", "history", "seconds")
+
+
+class _Patience:
+    """Holds a first Ctrl-C back until the step is whole; a second one comes through at once."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        # Only the main thread can; and where a program has its own handler, that is respected.
+        mine = threading.current_thread() is threading.main_thread()
+        self._held = mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> Self:
+        if self._held:
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def _interrupt(self, *_: object) -> None:
+        if self.ended:
+            raise KeyboardInterrupt
+        self.ended = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._held:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.ended and kind is None:
+            raise KeyboardInterrupt  # it came after the last step: the training is finished, the program still ends
 
 
 class _Stateless:
@@ -201,38 +314,40 @@ def _name_of(method: Any) -> str:
     return str(getattr(function, "__name__", type(method).__name__))
 
 
-def _plan_or_resume(
-    private: Private,
-    sampler: Sampler,
-    times: int,
-    budget: Budget | None,
-    noise: float | None,
-    name: str,
-    path: Path | None,
-    done: int,
-) -> Plan | None:
-    """Resume the plan of an interrupted training, or make it; None if it has already ended."""
-    key = None if path is None else f"{name}:{path.resolve()}"
-    open_ = None if key is None else private.account.is_open(key)
-    if key is not None and open_:
-        return private.resume(key, seen=done)
-    if open_ is False:
-        return None
-    if done:
+def _known_plan(private: Private, key: str) -> Asked | None:
+    """What the ledger knows of the training of this name and checkpoint."""
+    return next((line for line in private.statement().asked if line.resume_key == key), None)
+
+
+def _check_continues(
+    path: Path, saved: Mapping[str, Any] | None, known: Asked | None, sampler: Sampler, noise: float | None
+) -> None:
+    """Refuse, before anything is changed, what is not one training."""
+    if saved is not None and known is None:
         raise InvalidArgument(
-            f"checkpoint={str(path)!r} is {done} steps into a training that this ledger does not know: use the ledger "
-            "it began with, or move the checkpoint away."
+            f"checkpoint={str(path)!r} is of a training that this ledger does not know: use the ledger and the name it "
+            "began with, or move the checkpoint away."
         )
-    if noise is None:
-        budget = budget or private.account.budget
-        noise = calibration.noise_multiplier(
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            sampler=sampler,
-            steps=times,
-            adjacency=private.adjacency,
+    if saved is None and known is not None and not known.open:
+        raise InvalidArgument(
+            f"checkpoint={str(path)!r} is gone, and its training has ended: to train again, which costs again, name "
+            "another file."
         )
-    return private.plan(Planned(GradientMean, noise, sampler, times), resume_key=key)
+    if known is None:
+        return
+    planned = known.mechanism
+    if planned.sampler != sampler or noise not in (None, planned.noise.scale):
+        raise InvalidArgument(
+            f"checkpoint={str(path)!r} was planned with {planned.sampler} and noise={planned.noise.scale}: keep "
+            "them, or name another file for another training."
+        )
+
+
+def _calibrated(private: Private, sampler: Sampler, times: int, budget: Budget | None) -> float:
+    budget = budget or private.account.budget
+    return calibration.noise_multiplier(
+        epsilon=budget.epsilon, delta=budget.delta, sampler=sampler, steps=times, adjacency=private.adjacency
+    )
 
 
 @torch.no_grad()

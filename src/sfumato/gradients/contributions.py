@@ -18,22 +18,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_BLOCK = 256  # longest run of numbers that is summed in working precision before float64 takes over
+# The longest run of numbers that is summed in working precision before float64 takes over.
+_BLOCK = 256
+_PRODUCT_BLOCK = 64
 
 
-def rounding(dtype: torch.dtype, length: int) -> float:
-    """Relative error bound of a dot product of `length` terms summed in at least 8 interleaved lanes.
+def rounding(dtype: torch.dtype, length: int, *, product: bool = False) -> float:
+    """Relative error bound of a sum of `length` products, in units of the sum of their absolute values.
 
-    Every vectorised kernel (and every blocked matrix product) sums in >= 8 lanes, so no chain of additions is longer
-    than length/8; 8 more cover the additions that join lanes and blocks. `tests/gradients/test_safety.py` derives it.
+    Sums are cut into blocks. Within a block a reduction has >= 8 interleaved lanes, so no chain of additions is longer
+    than block/8, and 8 more join the lanes; a matrix product adds up each entry in one chain.
+    `tests/gradients/test_safety.py` derives both.
     """
     accumulate = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    return (length / 8 + 8) * torch.finfo(accumulate).eps / 2
+    chain = min(length, _PRODUCT_BLOCK + 8) if product else min(length, _BLOCK) / 8 + 8
+    return chain * torch.finfo(accumulate).eps / 2
+
+
+def gram(x: Tensor) -> Tensor:
+    """(U, R, K) -> (U, R, R) inner products, as float64: blocks of K in working precision, then float64."""
+    total = torch.zeros((), dtype=torch.float64, device=x.device)
+    for part in torch.split(x, _PRODUCT_BLOCK, dim=2):
+        total = total + torch.bmm(part, part.transpose(1, 2)).double()
+    return total
+
+
+def factored_norms(gram_a: Tensor, gram_b: Tensor, error: float) -> tuple[Tensor, Tensor]:
+    """Squared norms of sum_r a_r (x) b_r from both Gram matrices, plus a bound on their rounding; and sum_r |a_r||b_r|.
+
+    An entry of a Gram matrix is off by at most `error` times the product of the two lengths.
+    """
+    a, b = (torch.diagonal(g, dim1=1, dim2=2).clamp_min(0).sqrt() for g in (gram_a, gram_b))
+    squared = (gram_a * gram_b).sum((1, 2))
+    doubt = a.unsqueeze(1) * a.unsqueeze(2) * gram_b.abs() + b.unsqueeze(1) * b.unsqueeze(2) * gram_a.abs()
+    return squared + error * doubt.sum((1, 2)), (a * b).sum(1)
 
 
 def squared_norms(rows: Tensor) -> Tensor:
     """Squared L2 norm of every row of a (U, P) tensor, as float64: blocks in working precision, then float64."""
     U, P = rows.shape
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
     if rows.dtype == torch.float64:
         return rows.square().sum(1)
     whole = P - P % _BLOCK
@@ -103,7 +128,7 @@ class Dense(Contribution):
         if shift.scale is not None:
             self.gradients = self.gradients * shift.scale
         rows = self.gradients.reshape(len(self.gradients), -1)
-        return squared_norms(rows) * (1 + 2 * rounding(rows.dtype, _BLOCK))
+        return squared_norms(rows) * (1 + 2 * rounding(rows.dtype, rows.shape[1]))
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         flat = self.gradients.reshape(len(self.gradients), -1)
@@ -161,45 +186,54 @@ class Outer(Contribution):
 
     def prepare(self, shift: Shift) -> Tensor:
         self._shift = shift
-        if shift.scale is not None:
-            return self._prepare_scaled(shift.scale, shift.origin)
-        U, R, inputs = self.b.shape
-        products = squared_norms(self.b.reshape(U * R, inputs))
-        if not self.one_hot:
-            products = products * squared_norms(self.a.reshape(U * R, self.outputs))
-        size = products.sqrt().reshape(U, R).sum(1)  # >= the gradient's norm; what rounding errors are relative to
-        longest = max(self.outputs, inputs)
-        if R == 1:
-            squared = size.square()
-            longest = _BLOCK if shift.origin is None else longest
-        else:
-            if self.one_hot:
-                gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).to(self.b.dtype)
-            else:
-                gram_a = torch.bmm(self.a, self.a.transpose(1, 2))
-            gram_b = torch.bmm(self.b, self.b.transpose(1, 2))
-            squared = (gram_a.double() * gram_b.double()).sum((1, 2))
-        if shift.origin is not None:
-            squared = squared - 2 * self._inner(shift.origin) + shift.origin.double().square().sum()
-            size = size + shift.origin.double().norm()
-        # Each Gram entry is off by at most the rounding of its dot product, so their products by twice that.
-        return squared.clamp_min(0) + 2 * rounding(self.b.dtype, longest) * size.square()
+        if self.b.shape[1] == 1:
+            return self._prepare_single()
+        gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).double() if self.one_hot else gram(self.a)
+        error = rounding(self.b.dtype, max(self.outputs, self.b.shape[2]), product=True)
+        squared, size = factored_norms(gram_a, gram(self.b), error)
+        return self._around_origin(squared, size, shift.origin)
 
-    def _prepare_scaled(self, scale: Tensor, origin: Tensor | None) -> Tensor:
-        """R = 1: |s*(ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2."""
-        a, b = self.written_out()[:, 0].square(), self.b[:, 0].square()
-        squared: Tensor = ((b @ scale.square().T).double() * a.double()).sum(1)
-        size = squared.sqrt()
-        if origin is not None:
-            squared = squared - 2 * self._inner(scale.square() * origin) + (scale * origin).double().square().sum()
-            size = size + (scale * origin).double().norm()
-        return squared.clamp_min(0) + 2 * rounding(self.b.dtype, max(self.outputs, self.b.shape[2])) * size.square()
+    def _prepare_single(self) -> Tensor:
+        """R = 1: |ab'| = |a||b|, and |s * (ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2."""
+        scale, origin = self._shift.scale, self._shift.origin
+        b = self.b[:, 0]
+        if scale is None:
+            squared = squared_norms(b)
+            if not self.one_hot:
+                squared = squared * squared_norms(self.a[:, 0])
+            squared = squared * (1 + 2 * rounding(b.dtype, max(self.outputs, b.shape[1])))
+        else:
+            products = b.square() @ scale.square().T
+            if self.one_hot:
+                squared = products.gather(1, self.a).double().sum(1)
+            else:
+                squared = (products * self.a[:, 0].square()).double().sum(1)
+            # All terms are positive, so the relative error is that of the longest chain of additions.
+            squared = squared * (1 + (b.shape[1] + 8) * torch.finfo(b.dtype).eps)
+            origin = None if origin is None else scale * origin
+        return self._around_origin(squared, squared.sqrt(), origin)
+
+    def _around_origin(self, squared: Tensor, size: Tensor, origin: Tensor | None) -> Tensor:
+        """|g - p|^2 = |g|^2 - 2<g, p> + |p|^2, plus a bound on what rounding can hide where the terms cancel."""
+        if origin is None:
+            return squared
+        scale = self._shift.scale
+        inner = self._inner(origin if scale is None else scale * origin)
+        length = origin.double().norm()
+        doubt = 2 * rounding(self.b.dtype, self.b.shape[2] + 8, product=True) * size * length
+        shifted: Tensor = (squared - 2 * inner + length.square()).clamp_min(0) + doubt
+        return shifted
 
     def _inner(self, matrix: Tensor) -> Tensor:
         """<g_i, matrix> for every unit."""
         if self.one_hot:
             return (matrix[self.a] * self.b).double().sum((1, 2))
-        return ((self.b @ matrix.T) * self.a).double().sum((1, 2))
+        total = torch.zeros((), dtype=torch.float64, device=self.b.device)
+        for b, columns in zip(
+            torch.split(self.b, _PRODUCT_BLOCK, 2), torch.split(matrix, _PRODUCT_BLOCK, 1), strict=True
+        ):
+            total = total + ((b @ columns.T) * self.a).double().sum((1, 2))
+        return total
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         c = factors.to(self.b.dtype)[:, None, None]

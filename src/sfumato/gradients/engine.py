@@ -52,10 +52,10 @@ def clipped_sum(
     performance: Performance | None = None,
     probe: Probe | None = None,
 ) -> dict[str, Tensor]:
-    """The sum over the batch's units of their clipped gradients, in float64.
+    """The sum over the batch's units of their clipped gradients; in float64 if it takes more than one micro-batch.
 
     *Formal guarantee.* Every unit's addend has L2 norm <= clip.norm (1 + 1e-6), whatever its rows hold; a unit with a
-    non-finite gradient adds exactly zero; no unit's addend depends on another unit's rows (`checks.py` tests that of
+    non-finite gradient adds exactly zero; no unit's addend depends on another unit's rows (`probe.py` tests that of
     the user's own model).
     """
     performance, units = performance or Performance(), units or Units()
@@ -64,10 +64,10 @@ def clipped_sum(
         raise InvalidArgument(f"views={views} must be at least 1.")
     if offsets is not None and len(offsets) != views:
         raise InvalidArgument(f"offsets has {len(offsets)} entries but views={views}: give one offset per view.")
-    total = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in params.items()}
     present = rows_of(batch)
     if present == 0:
-        return total
+        return {name: torch.zeros_like(p) for name, p in params.items()}
+    total: dict[str, Tensor] = {}
     count, rest = divmod(present, units.records)
     assert rest == 0, "units are padded to equal numbers of records"
     probe = probe or Probe.of(objective)
@@ -91,8 +91,9 @@ def clipped_sum(
             clip=clip,
             performance=performance,
         )
-        for name, value in addends.sums().items():
-            total[name] += value
+        for name, value in addends.sums():
+            # One micro-batch is one sum in working precision; several are added up in float64.
+            total[name] = total[name].double().add_(value) if name in total else value
     return total
 
 

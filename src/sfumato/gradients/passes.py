@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,12 +62,14 @@ def check_losses(losses: Tensor, rows: int) -> None:
 class Addends:
     """Per-unit contributions of one micro-batch with their clip factors: all that is left is to sum."""
 
-    contributions: Mapping[str, Contribution]
+    contributions: dict[str, Contribution]
     norms: Tensor
     factors: Tensor
 
-    def sums(self) -> dict[str, Tensor]:
-        return {name: c.weighted_sum(self.factors) for name, c in self.contributions.items()}
+    def sums(self) -> Iterator[tuple[str, Tensor]]:
+        """The weighted sums, parameter by parameter; each contribution is let go once it is summed."""
+        for name in list(self.contributions):
+            yield name, self.contributions.pop(name).weighted_sum(self.factors)
 
 
 def per_unit(
@@ -131,7 +133,7 @@ def _pass(
 ) -> None:
     """One forward and backward pass; every use of a parameter reports to `collected`."""
     rows = rows_of(batch)
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     originals = dict(objective.module.named_parameters())
     mode = TapMode(
         leaves,

@@ -1,8 +1,9 @@
 """The check that comes before the first private answer, on the user's own model, with a handful of rows.
 
 1. The loss gives one value per example.
-2. Examples do not act on each other: exchanging the other rows changes neither an example's loss nor its gradient.
-   (Train-mode batch norm, in-batch negatives and losses that normalise over the batch fail here, whatever their name.)
+2. Examples do not act on each other: neither exchanging the other rows nor adding more changes an example's loss or
+   gradient. (Train-mode batch norm, in-batch negatives and losses that normalise over the batch fail here, whatever
+   their name.)
 3. The trace of `modes.py`: which function uses which parameter, with the examples in which dimension.
 4. The engine agrees with plain autograd, parameter by parameter, on these rows. A use that a rule gets wrong, or that
    nobody saw, cannot pass.
@@ -17,17 +18,23 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import UnsupportedModel
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
-from sfumato.gradients.passes import Performance, check_losses, per_unit
+from sfumato.gradients.passes import Performance, check_losses, per_unit, rows_of
 from sfumato.gradients.rules.call import Key
 from sfumato.objective import Batch, Objective
 
 _ROWS = 3
+_LOOKED_AT = 1024  # rows among which probed rows are chosen
+_LARGEST = 1e4  # of a number in a probed row
+_DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout})
+_Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
 
 class Probe:
@@ -57,29 +64,47 @@ class Probe:
     @staticmethod
     def _signature(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Any:
         leaves, spec = tree_flatten(batch)
-        kinds = tuple((t.dtype, t.ndim) if isinstance(t, Tensor) else t for t in leaves)
-        modes = tuple(m.training for m in objective.module.modules())
+        kinds = tuple((t.dtype, t.shape[1:]) if isinstance(t, Tensor) else t for t in leaves)
+        modes = tuple((type(m), m.training) for m in objective.module.modules())
         return str(spec), kinds, modes, tuple((name, p.dtype, p.device) for name, p in params.items())
 
 
 def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
-    """`count` finite rows that differ from each other: rows of the batch, in turn, jittered where they are numbers."""
+    """`count` finite rows that differ from each other: rows of the batch, in turn, jittered where they are numbers.
+
+    Numbers are cut to a usual size: a row that overflows in the model must not decide whether the model is accepted.
+    """
     generator = torch.Generator().manual_seed(seed)
+    order = _distinct_first(batch)
 
     def take(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        rows = value[(torch.arange(count, device=value.device) + seed) % len(value)]
+        rows = value[order[(torch.arange(count) + seed) % len(order)].to(value.device)]
         if not rows.is_floating_point():
             return rows
-        rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+        rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0).clamp(-_LARGEST, _LARGEST)
         jitter = torch.rand(rows.shape, generator=generator).to(rows) * 2 - 1
         return rows + 0.05 * (1 + rows.abs()) * jitter
 
     return tree_map(take, batch)
 
 
-def _mixed(first: Batch, second: Batch, keep: int) -> Batch:
+def _distinct_first(batch: Batch) -> Tensor:
+    """Row numbers, those first whose integers (labels, tokens) differ: equal rows would hide that they are mixed."""
+    tensors = [t[:_LOOKED_AT] for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
+    integers = [t.reshape(len(t), -1).long().cpu() for t in tensors if not t.is_floating_point()]
+    everything = torch.arange(len(tensors[0]))
+    if not integers or not len(everything):
+        return everything
+    _, kind = torch.unique(torch.cat(integers, 1), dim=0, return_inverse=True)
+    first = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(0, kind, everything, "amin").sort().values
+    later = torch.ones(len(kind), dtype=torch.bool)
+    later[first] = False
+    return torch.cat([first, everything[later]])
+
+
+def mixed(first: Batch, second: Batch, keep: int) -> Batch:
     """`second` with row `keep` taken from `first`."""
 
     def mix(a: Any, b: Any) -> Any:
@@ -92,23 +117,61 @@ def _mixed(first: Batch, second: Batch, keep: int) -> Batch:
     return tree_map(mix, first, second)
 
 
+def _joined(first: Batch, second: Batch) -> Batch:
+    return tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, second)
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Runs the model without its dropout, whatever mode it is in."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is F.multi_head_attention_forward:
+            kwargs["training"] = False
+        elif func is F.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
 def _by_autograd(
-    objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int], *, seed: int = 0
+) -> _Found:
     """Losses, and the gradients of some of them, by plain autograd on the whole batch."""
-    torch.manual_seed(0)
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    torch.manual_seed(seed)
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     # A module that keeps its own reference to a parameter (nn.LSTM) is read at its own values: lend it those.
     with torch.enable_grad():
         losses = objective.losses(leaves, batch)
-        check_losses(losses, _ROWS)
+        check_losses(losses, rows_of(batch))
         inputs = leaves | {f"\0{n}": p for n, p in objective.module.named_parameters() if p.requires_grad}
         gradients = []
         for i in rows:
-            values = torch.autograd.grad(losses[i], list(inputs.values()), retain_graph=True, allow_unused=True)
+            try:
+                values = torch.autograd.grad(losses[i], list(inputs.values()), retain_graph=True, allow_unused=True)
+            except RuntimeError as error:
+                raise UnsupportedModel(
+                    f"module {type(objective.module).__name__!r} cannot be differentiated ({_first_line(error)}): "
+                    "replace what autograd refuses, for instance torch.utils.checkpoint."
+                ) from error
             found = dict(zip(inputs, values, strict=True))
             gradients.append({n: _sum(found[n], found.get(f"\0{n}"), p) for n, p in params.items()})
     return losses.detach(), gradients
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:160]
+
+
+def _compare(objective: Objective, row: int, before: _Found, after: _Found, tolerance: float) -> None:
+    """Raise if a row's loss or gradient has changed."""
+    (losses, gradients), (changed_losses, (changed,)) = before, after
+    gap = float((changed_losses[row] - losses[row]).abs()) / (1 + float(losses[row].abs()))
+    distance, worst = _distance(changed, gradients[row])
+    if not (gap <= tolerance and distance <= tolerance):
+        raise UnsupportedModel(_mixing_message(objective, worst))
 
 
 def _sum(a: Tensor | None, b: Tensor | None, like: Tensor) -> Tensor:
@@ -139,11 +202,13 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     _, gradients = _by_autograd(objective, params, rows, list(range(_ROWS)))
     losses, _ = _by_autograd(objective, params, rows, [])
     for keep in (0, _ROWS - 1):
-        changed_losses, (changed,) = _by_autograd(objective, params, _mixed(rows, others, keep), [keep])
-        gap = float((changed_losses[keep] - losses[keep]).abs()) / (1 + float(losses[keep].abs()))
-        distance, worst = _distance(changed, gradients[keep])
-        if not (gap <= tolerance and distance <= tolerance):
-            raise UnsupportedModel(_mixing_message(objective, worst))
+        changed = _by_autograd(objective, params, mixed(rows, others, keep), [keep])
+        _compare(objective, keep, (losses, gradients), changed, tolerance)
+    with _WithoutDropout():  # whose mask of a row depends on how many rows there are
+        few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, _joined(rows, others)))
+        again = _by_autograd(objective, params, rows, [0], seed=1)
+    if torch.equal(few[0], again[0]):  # else there is other randomness, and nothing can be said
+        _compare(objective, 0, few, more, tolerance)
     found = _trace(objective, params, batch, minor=False)
     distance, worst = _engine_distance(objective, params, rows, found, gradients)
     if distance > tolerance and found.merged:
@@ -176,7 +241,7 @@ def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, 
 
     def run(rows: int, uses: frozenset[Key]) -> TraceMode:
         torch.manual_seed(0)
-        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         lent = probe_rows(batch, rows, 0)
         mode = TraceMode(leaves, originals, lent, rows, uses)
         with mode:

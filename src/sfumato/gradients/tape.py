@@ -28,7 +28,7 @@ class Layout:
         m, rest = divmod(x.shape[self.dim], rows)
         if rest:
             raise UnsupportedModel(
-                f"A dimension of size {x.shape[self.dim]} should hold {rows} examples: the model's shapes depend on "
+                "A dimension that holds the examples is not a multiple of their number: the model's shapes depend on "
                 "the data; pad to one length per batch."
             )
         if self.minor:

@@ -1,0 +1,93 @@
+"""The `sfumato` command: one sentence on stderr for every error, and never a traceback.
+
+Everything heavy (torch, dp-accounting, scikit-learn) is imported inside the commands, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import sfumato
+from sfumato.cli.account import account
+from sfumato.cli.demo import demo
+from sfumato.cli.train import train
+from sfumato.errors import SfumatoError
+
+app = typer.Typer(
+    name="sfumato",
+    help="Differentially private training that makes the most of public data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(account)
+app.command()(demo)
+app.command()(train)
+
+BAD_INPUT, UNEXPECTED, INTERRUPTED = 2, 1, 130
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sfumato {sfumato.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 2 for bad input, 130 for Ctrl-C, 1 for a defect."""
+    try:
+        status = app(args=arguments, prog_name="sfumato", standalone_mode=False)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except typer.Abort:
+        status = INTERRUPTED
+    except SfumatoError as error:
+        return _fail(str(error), BAD_INPUT)
+    except OSError as error:
+        return _fail(
+            f"{error.filename or 'A file'} cannot be used: {error.strerror or type(error).__name__}.", BAD_INPUT
+        )
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of click, of which typer may carry its own copy
+            return _fail(error.format_message() or "No command was given: try sfumato --help.", BAD_INPUT)
+        if os.environ.get("SFUMATO_TRACEBACK"):
+            raise
+        return _fail(_unexpected(error), UNEXPECTED)
+    if status == INTERRUPTED:
+        return _fail("Interrupted; what was answered until now stays charged.", INTERRUPTED)
+    return int(status or 0)
+
+
+def _fail(sentence: str, status: int) -> int:
+    print(f"sfumato: {' '.join(sentence.split())}", file=sys.stderr)
+    return status
+
+
+def _unexpected(error: Exception) -> str:
+    """Where it happened, not what it says: the message of an error inside the door may quote a private row."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f"{trace.tb_frame.f_globals.get('__name__', '?')}, line {trace.tb_lineno}" if trace is not None else "?"
+    return (
+        f"Unexpected {type(error).__name__} in {place}; its message is withheld, since it may quote private values: "
+        "set SFUMATO_TRACEBACK=1 to see it."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
