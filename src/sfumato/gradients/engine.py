@@ -9,6 +9,7 @@ The engine knows nothing of noise, ledgers or papers. `reference.py` is its slow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +73,7 @@ def clipped_sum(
     assert rest == 0, "units are padded to equal numbers of records"
     probe = probe or Probe.of(objective)
     found = probe.trace(params, batch)
-    size = performance.micro_batch or _micro_batch(found, params, clip, performance, units.records * views)
+    size = performance.micro_batch or _micro_batch(found, params, clip, performance, units.records * views, count)
     for start in range(0, count, size):
         stop = min(start + size, count)
         rows = slice(start * units.records, stop * units.records)
@@ -101,8 +102,10 @@ def _slice(rows: slice, value: Any) -> Any:
     return value[rows] if isinstance(value, Tensor) else value
 
 
-def _micro_batch(found: Trace, params: Mapping[str, Tensor], clip: Clip, performance: Performance, fold: int) -> int:
-    """As many units as their instantiated gradients fit into the memory that is set aside for them."""
+def _micro_batch(
+    found: Trace, params: Mapping[str, Tensor], clip: Clip, performance: Performance, fold: int, count: int
+) -> int:
+    """As many units as fit with their instantiated gradients and activations into what is set aside for each."""
 
     def instantiated(name: str, p: Tensor) -> bool:
         positions = found.positions.get(name)
@@ -112,4 +115,8 @@ def _micro_batch(found: Trace, params: Mapping[str, Tensor], clip: Clip, perform
         return not pays(positions * fold, p.shape[0], p[0].numel())
 
     size = sum(p.numel() * p.element_size() for name, p in params.items() if instantiated(name, p))
-    return max(1, performance.instantiated_bytes // max(1, size))
+    width = max(p.element_size() for p in params.values())
+    activations = 2 * found.outputs * fold * width  # inputs and gradients of every use
+    most = min(performance.instantiated_bytes // max(1, size), performance.activation_bytes // max(1, activations))
+    parts = math.ceil(count / max(1, most))
+    return math.ceil(count / parts)

@@ -181,6 +181,8 @@ class Trace:
     sites: Mapping[Key, Site]
     uses: Mapping[str, int]
     positions: Mapping[str, int]
+    outputs: int
+    """Numbers per row that all uses put out together: about half of what a pass holds."""
     merged: bool
 
 
@@ -222,7 +224,8 @@ def trace(run: Callable[[int, frozenset[Key]], TraceMode], *, minor: bool = Fals
         for i, layout in layouts.items()
         for size in [(shapes[i] or ())[layout.dim]]
     )
-    return Trace(sites, uses, _positions(first, few), merged)
+    per_row = sum(math.prod(shape) for call in first for shape in call.outputs if shape) // few
+    return Trace(sites, uses, _positions(first, few), per_row, merged)
 
 
 def _positions(calls: list[_Seen], rows: int) -> dict[str, int]:

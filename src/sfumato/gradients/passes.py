@@ -23,14 +23,16 @@ class Performance:
     """Knobs that change time and memory, and nothing else (`tests/gradients/test_knobs.py`).
 
     `micro_batch`: units per pass, None to choose. `ghost`: force or forbid norms from factors. `only_fallback`: use
-    vmap for every parameter, the slow twin of the rules. `instantiated_bytes`: memory for per-unit gradients.
-    `load_rows`: rows of a dataset that are loaded at a time, while the rows before are computed with.
+    vmap for every parameter, the slow twin of the rules. `instantiated_bytes` and `activation_bytes`: memory for
+    per-unit gradients, and for what a pass keeps. `load_rows`: rows of a dataset loaded at a time, while those before
+    are computed with.
     """
 
     micro_batch: int | None = None
     ghost: bool | None = None
     only_fallback: bool = False
     instantiated_bytes: int = 64 << 20
+    activation_bytes: int = 160 << 20
     load_rows: int = 256
 
     def __post_init__(self) -> None:

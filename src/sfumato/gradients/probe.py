@@ -141,10 +141,16 @@ def _by_autograd(
 ) -> _Found:
     """Losses, and the gradients of some of them, by plain autograd on the whole batch."""
     torch.manual_seed(seed)
-    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     # A module that keeps its own reference to a parameter (nn.LSTM) is read at its own values: lend it those.
     with torch.enable_grad():
         losses = objective.losses(leaves, batch)
+        for name, p in params.items():
+            if not torch.equal(leaves[name], p):  # as an embedding's max_norm does, for the very tokens it is shown
+                raise UnsupportedModel(
+                    f"module {module_of(name)!r} writes to its parameter {name!r} while it computes, which would leave a "
+                    "trace of private rows in it: switch that off, for instance max_norm."
+                )
         check_losses(losses, rows_of(batch))
         inputs = leaves | {f"\0{n}": p for n, p in objective.module.named_parameters() if p.requires_grad}
         gradients = []
@@ -197,6 +203,13 @@ def _tolerance(params: Mapping[str, Tensor]) -> float:
 
 
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
+    for name, p in params.items():
+        if p.dtype not in (torch.float32, torch.float64):
+            # A sum of a thousand contributions has a spacing of 4 C in bfloat16: one more moves it by that, or by nothing.
+            raise UnsupportedModel(
+                f"parameter {name!r} is {p.dtype}, in which a sum of bounded contributions is not itself bounded: keep "
+                "parameters in float32."
+            )
     tolerance = _tolerance(params)
     rows, others = probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1)
     _, gradients = _by_autograd(objective, params, rows, list(range(_ROWS)))
@@ -241,7 +254,7 @@ def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, 
 
     def run(rows: int, uses: frozenset[Key]) -> TraceMode:
         torch.manual_seed(0)
-        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         lent = probe_rows(batch, rows, 0)
         mode = TraceMode(leaves, originals, lent, rows, uses)
         with mode:

@@ -1,0 +1,60 @@
+# The two commands to know: make demo, make test. Both set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch first and alone, pinned: asked for by another package it would bring several gigabytes of CUDA.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types check faults bench peers slow gpu wheel docs-tables clean
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(INSTALL) -e ".[test,models]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(INSTALL) -e ".[test,models,bench]"
+	@touch $@
+
+demo: $(VENV)/.core  ## train on embedded digits, cold and warm, at epsilon 2
+	$(BIN)/sfumato demo
+
+test: lint types check  ## everything CI runs
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+check: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+faults: $(VENV)/.test  ## kill -9 at 200 random moments of trainings with resume
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill --kills 200
+
+bench: $(VENV)/.bench  ## the engine beside Opacus and Opake, interleaved
+	$(BIN)/python -m benchmarks.engine --out benchmarks/results/engine.json
+	$(BIN)/python -m benchmarks.mnist_opacus --out benchmarks/results/mnist_opacus.json
+
+slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
+
+gpu: $(VENV)/.test
+	$(BIN)/python -m pytest -m gpu
+
+wheel: $(VENV)/.test  ## build the wheel and try it in a fresh environment
+	rm -rf build/wheel && $(BIN)/python -m build --wheel --outdir build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	cd build/wheel && venv/bin/sfumato account --dataset-size 48000 --batch-size 4096 --steps 352 --delta 1e-5 --epsilon 2 --json
+
+clean:
+	rm -rf $(VENV) build dist runs
