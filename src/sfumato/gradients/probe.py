@@ -148,8 +148,8 @@ def _by_autograd(
         for name, p in params.items():
             if not torch.equal(leaves[name], p):  # as an embedding's max_norm does, for the very tokens it is shown
                 raise UnsupportedModel(
-                    f"module {module_of(name)!r} writes to its parameter {name!r} while it computes, which would leave a "
-                    "trace of private rows in it: switch that off, for instance max_norm."
+                    f"module {module_of(name)!r} writes to its parameter {name!r} while it computes, which would leave "
+                    "a trace of private rows in it: switch that off, for instance max_norm."
                 )
         check_losses(losses, rows_of(batch))
         inputs = leaves | {f"\0{n}": p for n, p in objective.module.named_parameters() if p.requires_grad}
@@ -205,7 +205,7 @@ def _tolerance(params: Mapping[str, Tensor]) -> float:
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
     for name, p in params.items():
         if p.dtype not in (torch.float32, torch.float64):
-            # A sum of a thousand contributions has a spacing of 4 C in bfloat16: one more moves it by that, or by nothing.
+            # In bfloat16 a sum of a thousand contributions is a multiple of 4 C: one more moves it by that, or not at all.
             raise UnsupportedModel(
                 f"parameter {name!r} is {p.dtype}, in which a sum of bounded contributions is not itself bounded: keep "
                 "parameters in float32."
