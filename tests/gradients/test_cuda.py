@@ -1,0 +1,48 @@
+"""The same code on a GPU: the engine, the probe and the door give what they give on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from sfumato import Budget, Clip, GradientMean, Objective, Planned, Private, cross_entropy
+from sfumato.gradients import Performance, clipped_sum
+from tests.gradients import layers, oracle
+from tests.gradients.test_engine import clip_for
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Using padding='same'"),
+]
+
+
+@pytest.mark.parametrize("name", layers.TABLE)
+def test_layer(name: str) -> None:
+    objective, batch = layers.make(name, torch.float64)
+    params = objective.parameters()
+    for mode in ("plain", "origin+scale"):
+        clip = clip_for(mode, params, 0.5)
+        truth = clipped_sum(objective, params, batch, clip=clip)
+        moved, rows = Objective(objective.module.cuda(), objective.loss), tree_map(lambda t: t.cuda(), batch)
+        on_gpu = {n: p.cuda() for n, p in params.items()}
+        here = clip_for(mode, on_gpu, 0.5)
+        for performance in (Performance(), Performance(ghost=False, micro_batch=2), Performance(only_fallback=True)):
+            ours = clipped_sum(moved, on_gpu, rows, clip=here, performance=performance)
+            allowed = 1e-6 if name == "weight-norm" else 1e-9  # torch's own CUDA kernel for it sums in float32
+            assert oracle.relative_error({n: t.cpu() for n, t in ours.items()}, truth) <= allowed
+        objective.module.cpu()
+
+
+def test_door() -> None:
+    """Data on the host, model on the GPU: the answer comes back on the GPU, noisy and charged."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 2).cuda()
+    objective = Objective(model, cross_entropy)
+    data = torch.randn(500, 20), torch.randint(0, 2, (500,))
+    private = Private(data, name="on the host", size=500, objective=objective, budget=Budget(5.0, 1e-5))
+    private.plan(Planned(GradientMean, 2.0, private.poisson(50), 3))
+    for _ in range(3):
+        answer = private.ask(GradientMean(objective.parameters(), Clip(1.0)))
+        assert all(t.device.type == "cuda" and bool(torch.isfinite(t).all()) for t in answer.values())
