@@ -42,6 +42,7 @@ faults: $(VENV)/.test  ## kill -9 at 200 random moments of trainings with resume
 bench: $(VENV)/.bench  ## the engine beside Opacus and Opake, interleaved
 	$(BIN)/python -m benchmarks.engine --out benchmarks/results/engine.json
 	$(BIN)/python -m benchmarks.mnist_opacus --out benchmarks/results/mnist_opacus.json
+	$(BIN)/python -m benchmarks.page
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow

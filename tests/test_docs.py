@@ -27,3 +27,9 @@ def test_links_and_named_files_exist(page: Path) -> None:
     missing = [link for link in links if link and not (page.parent / link).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_benchmark_page_is_made_from_the_stored_results() -> None:
+    from benchmarks.page import PAGE, page
+
+    assert PAGE.read_text() == page()

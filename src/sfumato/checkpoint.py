@@ -21,8 +21,6 @@ try:
 except ImportError:  # Windows: the ledger still sees to it that two processes never spend one answer
     fcntl = None  # type: ignore[assignment]
 
-_PROCESS = secrets.token_hex(4)
-
 
 @contextmanager
 def held_checkpoint(path: Path | None) -> Iterator[None]:
@@ -60,8 +58,9 @@ def held_checkpoint(path: Path | None) -> Iterator[None]:
 def check_checkpoint(path: Path, state: Any) -> None:
     """Refuse, before a training begins, what would fail in the middle of it: a bad place, or a state that is lost."""
     try:
-        _draft(path).touch()
-        _draft(path).unlink()
+        draft = _draft(path)
+        draft.touch()
+        draft.unlink()
         if path.is_dir():
             raise IsADirectoryError("it is a folder")
     except OSError as error:
@@ -80,18 +79,21 @@ def check_checkpoint(path: Path, state: Any) -> None:
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write, flush to disk and rename: a crash leaves the old checkpoint or the new one, never half of one."""
+    draft = _draft(path)
     try:
-        with _draft(path).open("wb") as file:
+        with draft.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        _draft(path).replace(path)
+        draft.replace(path)
     except (OSError, RuntimeError) as error:  # torch turns some errors of the disk into RuntimeError
+        with suppress(OSError):
+            draft.unlink()
         raise _unwritable(path, error) from error
 
 
 def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{_PROCESS}.tmp")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _unwritable(path: Path, error: Exception) -> SfumatoError:

@@ -52,6 +52,8 @@ class Public:
 
     def batches(self, batch_size: int, *, shuffle: bool = False) -> Iterator[Batch]:
         """One pass over the rows."""
+        if batch_size < 1:
+            raise InvalidArgument(f"batch_size={batch_size} must be at least 1.")
         order = self._rng.permutation(len(self)) if shuffle else np.arange(len(self))
         for start in range(0, len(self), batch_size):
             yield self._source.gather(order[start : start + batch_size])

@@ -60,7 +60,7 @@ class Run:
         weights = {n: t.detach().cpu().clone().contiguous() for n, t in self.weights.items()}
         save_file(weights, path / "weights.safetensors")
         (path / "run.json").write_text(json.dumps(self.to_json(), indent=2) + "\n")
-        (path / "statement.txt").write_text(self.statement_text + "\n")
+        (path / "statement.txt").write_text(self.statement_text)
         return path
 
     @staticmethod
@@ -73,5 +73,5 @@ class Run:
             raise InvalidArgument(f"folder={str(path)!r} holds no run.json: give the folder that a training wrote.")
         data = json.loads((path / "run.json").read_text())
         data.pop("metrics")
-        text = (path / "statement.txt").read_text().rstrip("\n")
+        text = (path / "statement.txt").read_text()
         return Run(weights=load_file(path / "weights.safetensors"), statement_text=text, **data)

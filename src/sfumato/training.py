@@ -134,8 +134,8 @@ def train(
         if known is None:
             noise = _calibrated(private, sampler, steps + reserve, budget) if noise is None else noise
             plan = private.plan(Planned(GradientMean, noise, sampler, steps + reserve), resume_key=key)
-        elif known.open:
-            plan = private.resume(known.plan, seen=now.answers)
+        elif known.open and key is not None:
+            plan = private.resume(key, seen=now.answers)
         counted = plan.taken if plan is not None else known.answers if known is not None else 0
         lost = counted - now.answers
         target = now.step if plan is None else min(steps, now.step + plan.remaining())
@@ -183,7 +183,7 @@ def train(
                         evaluate(plan.epsilon_after(plan.taken))  # a resumed training that had nothing left to do
                     keep()
                 except LedgerError:
-                    raise  # another process may have taken the plan over, and then the checkpoint is that one's to write
+                    raise  # another process may have taken the plan over: then the checkpoint is that one's to write
                 except BaseException as error:
                     # The last whole step is kept before the plan pauses, so that nothing that was paid for is lost.
                     if now.whole and now.step > begun:

@@ -39,11 +39,17 @@ def account(
     _check(steps, delta, epsilon, noise_multiplier)
     if delta >= 1 / dataset_size:
         typer.echo(
-            f"Warning: delta={delta:g} is not below 1/{dataset_size}: such a guarantee allows publishing someone's row.",
+            f"Warning: delta={delta:g} is not below 1/{dataset_size}: it would allow publishing someone's row.",
             err=True,
         )
     sampler = make_sampler(sampling, dataset_size, batch_size)
-    facts = _account(sampler, steps, delta, epsilon, noise_multiplier, adjacency) | {"sampling": sampling}
+    try:
+        facts = _account(sampler, steps, delta, epsilon, noise_multiplier, adjacency) | {"sampling": sampling}
+    except (ArithmeticError, MemoryError):
+        raise InvalidArgument(
+            f"--noise-multiplier={noise_multiplier}, --epsilon={epsilon} and --steps={steps} are too extreme to be "
+            "computed with: choose a noise multiplier between 0.01 and 10000 and fewer steps."
+        ) from None
     if as_json:
         typer.echo(json.dumps({key: facts[key] for key in _KEYS}))
         return

@@ -198,14 +198,16 @@ def _check_values(config: Config) -> None:
         found, text = value(name)
         if found is not None and found not in choices:
             raise InvalidArgument(f"{text} must be one of {', '.join(map(repr, choices))}.")
-    for names, fits, remedy in (
-        (_AT_LEAST_ONE, lambda v: v >= 1, "at least 1"),
-        (_POSITIVE, lambda v: math.isfinite(v) and v > 0, "a positive, finite number"),
-        (_NOT_NEGATIVE, lambda v: math.isfinite(v) and v >= 0, "a finite number of at least 0"),
+    for names, lowest, itself, remedy in (
+        (_AT_LEAST_ONE, 1, True, "at least 1"),
+        (_POSITIVE, 0, False, "a positive, finite number"),
+        (_NOT_NEGATIVE, 0, True, "a finite number of at least 0"),
     ):
         for name in names.split():
             found, text = value(name)
-            if found is not None and not fits(found):
+            if found is None:
+                continue
+            if not math.isfinite(found) or found < lowest or (found == lowest and not itself):
                 raise InvalidArgument(f"{text} must be {remedy}.")
     if not config.model.hidden or min(config.model.hidden) < 1:
         raise InvalidArgument(f"[model] hidden={config.model.hidden} must list layer widths of at least 1.")
@@ -219,8 +221,8 @@ def _check_combinations(config: Config) -> None:
     data, privacy, training = config.data, config.privacy, config.training
     if not 0 < privacy.delta < 1 / data.size:
         raise InvalidArgument(
-            f"[privacy] delta={privacy.delta} must lie between 0 and 1/size={1 / data.size:.3g}: a larger delta permits "
-            "publishing someone's row outright."
+            f"[privacy] delta={privacy.delta} must lie between 0 and 1/size={1 / data.size:.3g}: a larger delta "
+            "permits publishing someone's row outright."
         )
     if privacy.budget is not None and privacy.budget < privacy.epsilon:
         raise InvalidArgument(

@@ -1,7 +1,8 @@
 """`sfumato demo`: what public data is worth, in a minute and without a download.
 
-Scikit-learn's 1,797 handwritten digits are split into private, public and test rows. The settings below were chosen on
-the public rows alone (their copies stood in for the private ones), and are the same for the cold and the warm start.
+Scikit-learn's 1,797 handwritten digits are split into private, public and test rows. Batch, clip, steps and learning
+rate were chosen on public rows alone, of which noisy copies stood in for the private ones, and are the same for the
+cold and the warm start. The default seed is a typical one: of six, its figures are nearest to the mean.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from sfumato.public import Public
     from sfumato.run import Run
 
-PRIVATE, PUBLIC, TEST = 1200, 150, 447
+PRIVATE, PUBLIC, TEST = 1250, 100, 447
 EPSILON, DELTA = 2.0, 1e-5
 BUDGET = 3.6  # of both trainings together: what the ledger's filter needs to admit the second one as well
 STEPS, BATCH, CLIP, LEARNING_RATE, MOMENTUM = 40, 600, 1.0, 0.5, 0.9
-PLAIN_STEPS = 150
+PUBLIC_STEPS, PLAIN_STEPS = 40, 150
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="The folder for the ledger and the two runs.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of public randomness only: the split and the first weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of public randomness only: the split and the first weights.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     steps: Annotated[int, typer.Option(min=1, hidden=True)] = STEPS,
 ) -> None:
@@ -73,15 +74,15 @@ def compare(out: Path, *, seed: int, steps: int, progress: bool) -> list[Row]:
     def fresh() -> Objective:
         return Objective(_model(seed), cross_entropy)
 
-    def plain(data: Any) -> Objective:
+    def plain(data: Any, plain_steps: int) -> Objective:
         objective = fresh()
-        pretrain(objective, Public(data, objective=objective), steps=PLAIN_STEPS)
+        pretrain(objective, Public(data, objective=objective), steps=plain_steps)
         return objective
 
-    warm, cold = plain(public), fresh()
+    warm, cold = plain(public, PUBLIC_STEPS), fresh()
     public_only = _accuracy(warm, test_rows)
     # The digits are public in truth. On data that is not, this line is what Sfumato exists to avoid.
-    unprotected = _accuracy(plain(private), test_rows)
+    unprotected = _accuracy(plain(private, PLAIN_STEPS), test_rows)
 
     out.mkdir(parents=True, exist_ok=True)
     with Ledger(out / "ledger.db") as ledger:
@@ -187,8 +188,9 @@ def _show(rows: list[Row], out: Path, seconds: float) -> None:
     console.print(table)
     console.print(
         f"Each private training alone costs epsilon {EPSILON:g} at delta {DELTA:g}. Both used the same people's rows, "
-        f"and both results are shown here: together they cost epsilon {BUDGET:g}, as {out / 'ledger.db'} says. Training "
-        f"just one of them would cost {EPSILON:g}. The last line protects nobody.",
+        f"and both results are shown here: together they cost epsilon {BUDGET:g}, as {out / 'ledger.db'} says. To "
+        f"train just one of them would cost {EPSILON:g}. The last line protects nobody. The noise is fresh every time, "
+        "which moves private accuracies by a point or two.",
         highlight=False,
     )
     console.print(

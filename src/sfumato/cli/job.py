@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from sfumato.algorithms.dp_sgd import dp_sgd
 from sfumato.cli.account import make_sampler
-from sfumato.cli.config import Config, ModelSection
+from sfumato.cli.config import Config
+from sfumato.cli.model import make_objective, row_shape
 from sfumato.cli.pretrain import pretrain
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
 from sfumato.errors import InvalidArgument, SfumatoError
-from sfumato.gradients.probe import Probe
-from sfumato.models import basic
-from sfumato.objective import Loss, Objective, cross_entropy, squared_error
+from sfumato.objective import Objective
+from sfumato.privacy import accounting, calibration
+from sfumato.privacy.accounting import Cost
 from sfumato.privacy.budget import Budget
+from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Private
 from sfumato.public import Public
 from sfumato.training import train
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from sfumato.data.samplers import Sampler
     from sfumato.run import Run
 
-_LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
 _METHODS: dict[str, Callable[..., Any]] = {"dp-sgd": dp_sgd}
 _ROLES: tuple[Role, ...] = ("private", "public", "test")
 
@@ -47,13 +45,15 @@ class Job:
     layouts: Mapping[Role, Layout]
     objective: Objective
     sampler: Sampler
+    noise: float
+    cost: Cost
 
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.objective.parameters().values())
 
     @property
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> Path:
         return self.config.out / "checkpoint.pt"
 
 
@@ -66,15 +66,21 @@ def prepare(config: Config) -> Job:
         if name is not None:
             layouts[role] = layout(config.file(name), role, label=data.label, users=data.users)
             match(layouts[role], layouts["private"])
-    shape = _shape(config.model, layouts["private"].shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.training.seed)
-        with _importable(config):
-            module = _module(config.model, shape)
-    objective = Objective(module, _LOSSES[config.training.loss])
-    _check_model(config, objective, shape)
+    objective = make_objective(config, row_shape(config.model, layouts["private"].shape))
     sampler = make_sampler(config.training.sampling, data.size, config.training.batch_size)
-    return Job(config, layouts, objective, sampler)
+    noise, cost = _calibrated(config, sampler)
+    return Job(config, layouts, objective, sampler, noise, cost)
+
+
+def _calibrated(config: Config, sampler: Sampler) -> tuple[float, Cost]:
+    """The noise that the training will use, and what it will cost; refuses what no accountant can do."""
+    privacy, adjacency = config.privacy, Adjacency(config.privacy.adjacency)
+    times = config.training.steps + config.training.reserve
+    noise = calibration.noise_multiplier(
+        epsilon=privacy.epsilon, delta=privacy.delta, sampler=sampler, steps=times, adjacency=adjacency
+    )
+    planned = Mechanism(question="GradientMean", noise=Gaussian(noise), sampler=sampler, times=times)
+    return noise, accounting.epsilon([planned], delta=privacy.delta, adjacency=adjacency)
 
 
 def execute(job: Job, *, resume: bool, progress: bool) -> Run:
@@ -133,84 +139,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
     return run
 
 
-# ------------------------------------------------------------------------------------------------ the model
-
-
-def _shape(model: ModelSection, found: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one row as the model sees it."""
-    if model.shape is None:
-        if model.kind == "cnn":
-            raise InvalidArgument("[model] shape is missing: the cnn needs [channels, height, width].")
-        return found
-    if math.prod(model.shape) != math.prod(found):
-        raise InvalidArgument(f"[model] shape={model.shape} does not hold the {math.prod(found)} features of a row.")
-    return tuple(model.shape)
-
-
-def _module(model: ModelSection, shape: tuple[int, ...]) -> nn.Module:
-    inputs = math.prod(shape)
-    if model.kind == "linear":
-        return basic.linear(inputs, model.outputs)
-    if model.kind == "mlp":
-        return basic.mlp(inputs, model.outputs, model.hidden)
-    if model.kind == "cnn":
-        if len(shape) != 3:
-            raise InvalidArgument(f"[model] shape={list(shape)} must be [channels, height, width] for the cnn.")
-        module = basic.cnn(shape[0], model.outputs)
-        _try(model.kind, lambda: module(torch.zeros(1, *shape)))  # its lazy layer learns its size here
-        return module
-    if ":" not in model.kind:
-        raise InvalidArgument(f"[model] kind={model.kind!r} must be 'linear', 'mlp', 'cnn' or 'module:function'.")
-    return _own_module(model, inputs)
-
-
-def _own_module(model: ModelSection, inputs: int) -> nn.Module:
-    module_name, _, function_name = model.kind.partition(":")
-    function = _try(model.kind, lambda: getattr(importlib.import_module(module_name), function_name))
-    made = _try(model.kind, lambda: function(inputs, model.outputs, **model.options))
-    if not isinstance(made, nn.Module):
-        raise InvalidArgument(f"[model] kind={model.kind!r} returned {type(made).__name__}: return a torch module.")
-    return made
-
-
-def _try(kind: str, call: Callable[[], Any]) -> Any:
-    """A user's own code, or a shape that does not work: no private value is near, so the message may be shown."""
-    try:
-        return call()
-    except SfumatoError:
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise InvalidArgument(f"[model] kind={kind!r} cannot be made ({type(error).__name__}: {said}).") from error
-
-
-@contextmanager
-def _importable(config: Config) -> Iterator[None]:
-    """Modules beside the config file can be named in it."""
-    folder = str(config.path.parent.resolve())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def _check_model(config: Config, objective: Objective, shape: tuple[int, ...]) -> None:
-    """What the door would refuse after the plan is made is refused here, on made-up rows, before anything is."""
-    rows = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-    outputs, kind = config.model.outputs, config.model.kind
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        answer = _try(kind, lambda: objective.module.eval()(rows))
-    objective.module.train()
-    if tuple(answer.shape) != (4, outputs):
-        raise InvalidArgument(
-            f"[model] kind={kind!r} gives {tuple(answer.shape)[1:]} values per row instead of outputs={outputs}."
-        )
-    classes = torch.arange(4) % outputs
-    targets = classes if config.training.loss == "cross-entropy" else torch.rand(4)
-    if targets.is_floating_point() and outputs != 1:
-        raise InvalidArgument(f"[model] outputs={outputs} must be 1 for loss='squared-error'.")
-    Probe.of(objective).trace(objective.parameters(), (rows, targets))
+# ------------------------------------------------------------------------------------------------ the pieces
 
 
 def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
@@ -218,9 +147,6 @@ def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
     if training.optimizer == "adamw":
         return partial(torch.optim.AdamW, lr=training.learning_rate)
     return partial(torch.optim.SGD, lr=training.learning_rate, momentum=training.momentum)
-
-
-# ------------------------------------------------------------------------------------------------ the data
 
 
 def _rows(job: Job, role: Role) -> Table:
@@ -244,7 +170,7 @@ def _batch(job: Job, table: Table, role: Role, scale: Scaling | None) -> tuple[t
     model, features = job.config.model, table.features
     if scale is not None:
         features = scale(features)
-    shape = _shape(model, features.shape[1:])
+    shape = row_shape(model, features.shape[1:])
     rows = torch.from_numpy(np.ascontiguousarray(features)).reshape(len(features), *shape)
     if job.config.training.loss == "squared-error":
         return rows, torch.from_numpy(table.labels.astype(np.float32))
@@ -265,8 +191,8 @@ def _check_same(config: Config) -> None:
             old = before.get(section, {}).get(key, value)
             if old != value and f"{section}.{key}" not in _MAY_CHANGE:
                 raise InvalidArgument(
-                    f"[{section}] {key}={value!r} was {old!r} when the training in out={str(config.out)!r} began: put it "
-                    "back to continue, or choose another out."
+                    f"[{section}] {key}={value!r} was {old!r} when the training in out={str(config.out)!r} began: put "
+                    "it back to continue, or choose another out."
                 )
 
 
@@ -281,6 +207,8 @@ def _recorded(job: Job) -> Iterator[None]:
         yield
     except SfumatoError:
         if new and not job.checkpoint.exists():
-            record.unlink()
-            out.rmdir()
+            for path in (record, job.checkpoint.with_name(f".{job.checkpoint.name}.lock")):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                out.rmdir()
         raise

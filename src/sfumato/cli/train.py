@@ -33,7 +33,7 @@ def train(
 
     job = prepare(checked)
     if dry_run:
-        facts, title = _plan(job), f"Plan of {config} (nothing was read of the private data, or written)"
+        facts, title = _plan(job), f"Plan of {config} (no private value was read, nothing was written)"
     else:
         run = execute(job, resume=resume, progress=not as_json and sys.stdout.isatty())
         title = f"Trained as {config} says"
@@ -67,24 +67,15 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(job: Job) -> dict[str, Any]:
-    from sfumato.privacy import accounting, calibration
-    from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
-
-    config = job.config
-    training, privacy, adjacency = config.training, config.privacy, Adjacency(config.privacy.adjacency)
-    times = training.steps + training.reserve
-    noise = calibration.noise_multiplier(
-        epsilon=privacy.epsilon, delta=privacy.delta, sampler=job.sampler, steps=times, adjacency=adjacency
-    )
-    planned = Mechanism(question="GradientMean", noise=Gaussian(noise), sampler=job.sampler, times=times)
-    cost = accounting.epsilon([planned], delta=privacy.delta, adjacency=adjacency)
+    config, cost = job.config, job.cost
+    training, privacy = config.training, config.privacy
     files = ("run.json", "weights.safetensors", "statement.txt", "checkpoint.pt", "config.json")
     return {
         "dry_run": True,
         "dataset": config.data.name,
         "size": config.data.size,
         "unit": "example" if config.data.users is None else "user",
-        "noise_multiplier": noise,
+        "noise_multiplier": job.noise,
         "epsilon": cost.epsilon,
         "delta": privacy.delta,
         "adjacency": privacy.adjacency,

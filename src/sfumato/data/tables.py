@@ -90,7 +90,12 @@ def read_table(table: Layout, *, label: str | None, users: str | None = None, co
     assert label is not None
     wanted = [*(columns or table.columns), label]
     numbers, ids = _read_csv(table, wanted, users)
-    return Table(numbers[:, :-1].astype(np.float32), numbers[:, -1], ids)
+    return Table(_as_float32(numbers[:, :-1]), numbers[:, -1], ids)
+
+
+def _as_float32(values: Array) -> Array:
+    with np.errstate(over="ignore"):  # a warning would tell of a private value; infinite rows contribute nothing
+        return values.astype(np.float32)
 
 
 def class_labels(labels: Array, classes: int, role: Role) -> npt.NDArray[np.int64]:
@@ -130,7 +135,8 @@ class Scaling:
         return Scaling(low, np.where(high > low, high, low + 1))
 
     def __call__(self, features: Array) -> Array:
-        scaled: Array = np.clip((features - self.lower) / (self.upper - self.lower), 0.0, 1.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled: Array = np.clip((features - self.lower) / (self.upper - self.lower), 0.0, 1.0)
         return scaled.astype(np.float32)
 
 
@@ -253,4 +259,4 @@ def _read_npz(table: Layout, users: str | None) -> Table:
         ) from None
     if labels.dtype.kind not in "biuf" or labels.shape != features.shape[:1]:
         raise InvalidArgument(f"{role}={str(path)!r}: array {y!r} must hold one number per row of {x!r}.")
-    return Table(features.astype(np.float32), labels.astype(np.float64), ids)
+    return Table(_as_float32(features), labels.astype(np.float64), ids)

@@ -13,6 +13,7 @@ The rows are jittered copies; all that leaves is acceptance, or the name of a mo
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -91,17 +92,24 @@ def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
 
 
 def _distinct_first(batch: Batch) -> Tensor:
-    """Row numbers, those first whose integers (labels, tokens) differ: equal rows would hide that they are mixed."""
+    """Row numbers, from all over the batch, those first whose integers (labels, tokens) differ.
+
+    Integers cannot be jittered, and rows that are equal would hide that they are mixed.
+    """
     tensors = [t[:_LOOKED_AT] for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
     integers = [t.reshape(len(t), -1).long().cpu() for t in tensors if not t.is_floating_point()]
-    everything = torch.arange(len(tensors[0]))
-    if not integers or not len(everything):
+    count = len(tensors[0])
+    # Steps of about 0.618 of the whole, the golden section: any few of them are spread out.
+    step = next(s for s in range(int(0.618 * count), count + 2) if math.gcd(s, count) == 1)
+    everything = torch.arange(count) * step % count
+    if not integers or not count:
         return everything
-    _, kind = torch.unique(torch.cat(integers, 1), dim=0, return_inverse=True)
-    first = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(0, kind, everything, "amin").sort().values
-    later = torch.ones(len(kind), dtype=torch.bool)
+    _, kind = torch.unique(torch.cat(integers, 1)[everything], dim=0, return_inverse=True)
+    places = torch.arange(count)
+    first = torch.full((int(kind.max()) + 1,), count).scatter_reduce(0, kind, places, "amin").sort().values
+    later = torch.ones(count, dtype=torch.bool)
     later[first] = False
-    return torch.cat([first, everything[later]])
+    return torch.cat([everything[first], everything[later]])
 
 
 def mixed(first: Batch, second: Batch, keep: int) -> Batch:
@@ -146,7 +154,9 @@ def _by_autograd(
     with torch.enable_grad():
         losses = objective.losses(leaves, batch)
         for name, p in params.items():
-            if not torch.equal(leaves[name], p):  # as an embedding's max_norm does, for the very tokens it is shown
+            if not torch.allclose(
+                leaves[name], p, 0, 0, equal_nan=True
+            ):  # as max_norm does, for the tokens it is shown
                 raise UnsupportedModel(
                     f"module {module_of(name)!r} writes to its parameter {name!r} while it computes, which would leave "
                     "a trace of private rows in it: switch that off, for instance max_norm."
@@ -205,7 +215,7 @@ def _tolerance(params: Mapping[str, Tensor]) -> float:
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
     for name, p in params.items():
         if p.dtype not in (torch.float32, torch.float64):
-            # In bfloat16 a sum of a thousand contributions is a multiple of 4 C: one more moves it by that, or not at all.
+            # In bfloat16 a sum of a thousand contributions is a multiple of 4 C: one more moves it by that, or not.
             raise UnsupportedModel(
                 f"parameter {name!r} is {p.dtype}, in which a sum of bounded contributions is not itself bounded: keep "
                 "parameters in float32."

@@ -20,10 +20,12 @@ _ROWS = 8
 def check_row_map(row_map: Callable[[Batch], Tensor], rows: Batch) -> None:
     """Raise if the map mixes rows, as centring by their mean would: other rows must not change a row's value."""
     first, second = probe_rows(rows, _ROWS, 0), probe_rows(rows, _ROWS, 1)
-    kept = row_map(tree_map(_copy, first))[0]
-    alone = row_map(tree_map(lambda t: t[:1].clone() if isinstance(t, Tensor) else t, first))[0]
-    for other in (row_map(mixed(first, second, 0))[0], alone):
-        if not _same(kept, other):
+    values = row_map(tree_map(_copy, first))
+    for keep in (0, 3, _ROWS - 1):
+        # The others exchanged, then all equal to one of them (a mean moves furthest then), then none.
+        same_others = [_picked(first, [(keep + shift) % _ROWS] * _ROWS) for shift in (1, 4)]
+        changed = [row_map(mixed(first, others, keep))[keep] for others in (second, *same_others)]
+        if not all(_same(values[keep], v) for v in (*changed, row_map(_picked(first, [keep]))[0])):
             raise InvalidArgument(
                 "row_map gives a row another value when other rows change (centring, normalising or batch norm over "
                 "the rows?): make it a function of each row alone."
@@ -57,6 +59,10 @@ def check_augment(augment: Augment, rows: Batch) -> None:
                         "augment gives a row another value when other rows change (MixUp or CutMix between private "
                         "rows?): mix with public rows only."
                     )
+
+
+def _picked(batch: Batch, rows: list[int]) -> Batch:
+    return tree_map(lambda t: t[rows] if isinstance(t, Tensor) else t, batch)
 
 
 def _copy(value: Any) -> Any:

@@ -294,12 +294,6 @@ class Account:
         mechanisms = [Mechanism.from_json(m) for m in json.loads(row["mechanisms"])]
         return Plan(self, row["id"], owner, mechanisms, taken=marks, marks=marks, epsilon=row["epsilon"], lost=lost)
 
-    def is_open(self, plan: int | str) -> bool | None:
-        """Whether a plan can be resumed; None if there is no such plan."""
-        with self._store.transaction() as tx:
-            row = tx.lock_plan(self._id, plan)
-        return None if row is None else bool(row["open"])
-
     def _count(self, plan: Plan, taken: Mapping[str, int], *, close: bool) -> None:
         """Writes the exact count of a plan that hands out no more answers, and gives back the rest if it ends."""
         self._known = None

@@ -1,0 +1,108 @@
+"""The model that a config names, checked on made-up rows before any private row is near it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from sfumato.cli.config import Config, ModelSection
+from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.gradients.probe import Probe
+from sfumato.models import basic
+from sfumato.objective import Loss, Objective, cross_entropy, squared_error
+
+_LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
+
+
+def make_objective(config: Config, shape: tuple[int, ...]) -> Objective:
+    """The module, initialised from the public seed, with its loss; InvalidArgument if it cannot be trained."""
+    with torch.random.fork_rng(devices=[]), _importable(config):
+        torch.manual_seed(config.training.seed)
+        module = _module(config.model, shape)
+    objective = Objective(module, _LOSSES[config.training.loss])
+    _check_model(config, objective, shape)
+    return objective
+
+
+def row_shape(model: ModelSection, found: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one row as the model sees it."""
+    if model.shape is None:
+        if model.kind == "cnn":
+            raise InvalidArgument("[model] shape is missing: the cnn needs [channels, height, width].")
+        return found
+    if math.prod(model.shape) != math.prod(found):
+        raise InvalidArgument(f"[model] shape={model.shape} does not hold the {math.prod(found)} features of a row.")
+    return tuple(model.shape)
+
+
+def _module(model: ModelSection, shape: tuple[int, ...]) -> nn.Module:
+    inputs = math.prod(shape)
+    if model.kind == "linear":
+        return basic.linear(inputs, model.outputs)
+    if model.kind == "mlp":
+        return basic.mlp(inputs, model.outputs, model.hidden)
+    if model.kind == "cnn":
+        if len(shape) != 3:
+            raise InvalidArgument(f"[model] shape={list(shape)} must be [channels, height, width] for the cnn.")
+        module = basic.cnn(shape[0], model.outputs)
+        _try(model.kind, lambda: module(torch.zeros(1, *shape)))  # its lazy layer learns its size here
+        return module
+    if ":" not in model.kind:
+        raise InvalidArgument(f"[model] kind={model.kind!r} must be 'linear', 'mlp', 'cnn' or 'module:function'.")
+    return _own_module(model, inputs)
+
+
+def _own_module(model: ModelSection, inputs: int) -> nn.Module:
+    module_name, _, function_name = model.kind.partition(":")
+    function = _try(model.kind, lambda: getattr(importlib.import_module(module_name), function_name))
+    made = _try(model.kind, lambda: function(inputs, model.outputs, **model.options))
+    if not isinstance(made, nn.Module):
+        raise InvalidArgument(f"[model] kind={model.kind!r} returned {type(made).__name__}: return a torch module.")
+    return made
+
+
+def _try(kind: str, call: Callable[[], Any]) -> Any:
+    """A user's own code, or a shape that does not work: no private value is near, so the message may be shown."""
+    try:
+        return call()
+    except SfumatoError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise InvalidArgument(f"[model] kind={kind!r} cannot be made ({type(error).__name__}: {said}).") from error
+
+
+@contextmanager
+def _importable(config: Config) -> Iterator[None]:
+    """Modules beside the config file can be named in it."""
+    folder = str(config.path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _check_model(config: Config, objective: Objective, shape: tuple[int, ...]) -> None:
+    """What the door would refuse after the plan is made is refused here, on made-up rows, before anything is."""
+    rows = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    outputs, kind = config.model.outputs, config.model.kind
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        answer = _try(kind, lambda: objective.module.eval()(rows))
+    objective.module.train()
+    if tuple(answer.shape) != (4, outputs):
+        raise InvalidArgument(
+            f"[model] kind={kind!r} gives {tuple(answer.shape)[1:]} values per row instead of outputs={outputs}."
+        )
+    classes = torch.arange(4) % outputs
+    targets = classes if config.training.loss == "cross-entropy" else torch.rand(4)
+    if targets.is_floating_point() and outputs != 1:
+        raise InvalidArgument(f"[model] outputs={outputs} must be 1 for loss='squared-error'.")
+    Probe.of(objective).trace(objective.parameters(), (rows, targets))

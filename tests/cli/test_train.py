@@ -1,0 +1,285 @@
+"""`sfumato train` from end to end: train, resume, dry run, and every refusal without a trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sfumato import Ledger, Run
+from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.cli import job
+from tests.cli.conftest import edit, files, write_csv
+
+Sfumato = Callable[..., Any]
+
+
+def trained(sfumato: Sfumato, config: Path, *options: str) -> dict[str, Any]:
+    result = sfumato("train", config, "--json", *options)
+    assert result.status == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def answers(config: Path) -> int:
+    with Ledger(config.parent / "ledger.db") as ledger:
+        return sum(line.answers for line in ledger.account("flowers").statement().asked)
+
+
+def test_a_training_from_csv(sfumato: Sfumato, config: Path) -> None:
+    found = trained(sfumato, config)
+    assert found["metrics"]["test_accuracy"] > 0.7
+    assert found["epsilon"] == pytest.approx(3.0, abs=1e-3)
+    assert found["epsilon"] <= 3.0
+    assert found["private"] is True
+    assert (found["steps_taken"], found["steps_lost"], found["steps_short"]) == (12, 0, 0)
+    run = Run.load(config.parent / "runs" / "a")
+    assert run.steps_taken == 12
+    assert run.statement["dataset"] == "flowers"
+    assert "What is promised" in run.statement_text
+    assert answers(config) == 12
+
+
+def test_what_the_dry_run_says_is_what_is_done(sfumato: Sfumato, config: Path) -> None:
+    before = files(config.parent)
+    plan = trained(sfumato, config, "--dry-run")
+    assert files(config.parent) == before
+    assert (plan["parameters"], plan["batch_size"], plan["steps"]) == (12, 100.0, 12)
+    assert plan["features"] == ["a", "b", "c"]
+    done = trained(sfumato, config)
+    assert done["noise_multiplier"] == plan["noise_multiplier"]
+    assert done["epsilon"] == plan["epsilon"]
+    written = {str(config.parent / name) for name in files(config.parent)} - {str(config.parent / n) for n in before}
+    locks = {name for name in written if Path(name).name.startswith(".")}
+    assert written - locks == {*plan["would_write"], plan["ledger"]}
+
+
+def test_a_dry_run_reads_no_private_value(sfumato: Sfumato, config: Path) -> None:
+    (config.parent / "private.csv").write_text("a,b,c,kind\nthese,are,no,numbers\n")
+    result = sfumato("train", config, "--dry-run")
+    assert result.status == 0, result.err
+    assert "noise multiplier" in result.out
+    refused = sfumato("train", config)
+    assert refused.status == 2
+    assert "'a'" in refused.err
+    assert not (config.parent / "ledger.db").exists()
+
+
+def test_an_interrupted_training_goes_on(sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return dp_sgd(*args, **kwargs)
+
+    monkeypatch.setitem(job._METHODS, "dp-sgd", interrupted)
+    result = sfumato("train", config)
+    assert result.status == 130
+    assert result.err.count("\n") == 1
+    assert (config.parent / "runs/a/checkpoint.pt").exists()
+    monkeypatch.undo()
+
+    assert sfumato("train", config, "--no-resume").status == 2
+    edit(config, "momentum = 0.5", "momentum = 0.6")
+    changed = sfumato("train", config)
+    assert changed.status == 2
+    assert "momentum" in changed.err
+    edit(config, "momentum = 0.6", "momentum = 0.5")
+
+    found = trained(sfumato, config)
+    assert (found["steps_taken"] + found["steps_short"], found["steps_short"]) == (12, found["steps_lost"])
+    assert found["steps_lost"] == 0
+    assert answers(config) == 12
+
+
+def test_a_finished_training_is_not_paid_twice(sfumato: Sfumato, config: Path) -> None:
+    first = trained(sfumato, config)
+    again = trained(sfumato, config)
+    assert again["metrics"] == first["metrics"]
+    assert answers(config) == 12
+
+
+def test_a_second_training_needs_budget(sfumato: Sfumato, config: Path) -> None:
+    edit(config, "epsilon = 3.0", "epsilon = 3.0\nbudget = 6.0")
+    trained(sfumato, config)
+    edit(config, "runs/a", "runs/b")
+    trained(sfumato, config)
+    edit(config, "runs/b", "runs/c")
+    before = files(config.parent)
+    refused = sfumato("train", config)
+    assert refused.status == 2
+    assert "epsilon" in refused.err
+    assert files(config.parent) == before
+    assert answers(config) == 24
+
+
+def test_a_warm_start_from_npz_with_users_and_the_other_options(sfumato: Sfumato, config: Path) -> None:
+    folder = config.parent
+    tables = {}
+    for name in ("private", "public", "test"):
+        values = np.loadtxt(folder / f"{name}.csv", delimiter=",", skiprows=1)
+        if name == "public":
+            values = values[:, [1, 2, 0, 3]]  # its columns are in another order
+        tables[name] = (values[:, :3], values[:, 3])
+    (x, y), (xp, yp), (xt, yt) = tables["private"], tables["public"], tables["test"]
+    np.savez(
+        folder / "all.npz",
+        x_train=x,
+        y_train=y,
+        x_test=xt,
+        y_test=yt,
+        x_public=xp,
+        y_public=yp,
+        who=np.arange(len(x)) // 2,
+    )
+    for name in ("private", "public", "test"):
+        edit(config, f'"{name}.csv"', '"all.npz"')
+    edit(config, 'label = "kind"', 'users = "who"\nrecords_per_user = 2')
+    edit(config, "size = 300", "size = 150")
+    edit(config, "range = [-4, 4]", 'range = "public"')
+    edit(config, 'kind = "linear"', 'kind = "mlp"\nhidden = [8]')
+    edit(
+        config,
+        "batch_size = 100\nlearning_rate = 4.0\nmomentum = 0.5",
+        'batch_size = 60\noptimizer = "adamw"\nlearning_rate = 0.01\npretrain_steps = 60\nreserve = 3',
+    )
+    found = trained(sfumato, config)
+    assert found["metrics"]["test_accuracy"] > 0.8
+    assert Run.load(folder / "runs/a").statement["unit"] == "user"
+
+
+def test_images_squared_error_and_your_own_module(sfumato: Sfumato, config: Path) -> None:
+    folder = config.parent
+    rng = np.random.default_rng(0)
+    x = rng.random((60, 1, 16, 16))
+    np.savez(folder / "images.npz", X=x, y=rng.integers(0, 3, 60))
+    base = config.read_text()
+    for old, new in (
+        ('"private.csv"', '"images.npz"'),
+        ('public = "public.csv"\ntest = "test.csv"\nlabel = "kind"\n', ""),
+        ("size = 300", "size = 60"),
+        ("batch_size = 100", "batch_size = 20"),
+        ("delta = 1e-4", "delta = 1e-3"),
+        ("steps = 12", "steps = 2"),
+        ('kind = "linear"', 'kind = "cnn"\nshape = [1, 16, 16]'),
+    ):
+        edit(config, old, new)
+    assert trained(sfumato, config)["steps_taken"] == 2
+
+    (folder / "my_net_of_this_test.py").write_text(
+        "from torch import nn\n"
+        "def net(inputs, outputs, width=4):\n"
+        "    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs))\n"
+        "def mixes(inputs, outputs):\n"
+        "    return nn.Sequential(nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs))\n"
+    )
+    config.write_text(base)
+    edit(config, 'kind = "linear"', 'kind = "my_net_of_this_test:net"\noptions = {width = 5}')
+    edit(config, "outputs = 3", "outputs = 1")
+    edit(config, "steps = 12", 'steps = 2\nloss = "squared-error"')
+    for old, new in (("runs/a", "runs/b"), ("ledger.db", "other.db")):
+        edit(config, old, new)
+    assert trained(sfumato, config, "--dry-run")["parameters"] == 26
+    assert "test_loss" in trained(sfumato, config)["metrics"]
+
+    config.write_text(base)
+    edit(config, 'kind = "linear"', 'kind = "my_net_of_this_test:mixes"')
+    edit(config, "ledger.db", "third.db")
+    refused = sfumato("train", config)
+    assert refused.status == 2
+    assert not (folder / "third.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("steps = 12", "step = 12", "did you mean 'steps'"),
+        ("[training]", "[trainings]", "trainings"),
+        ("[model]", "[modle]", "did you mean 'model'"),
+        ("steps = 12", "", "'steps'"),
+        ("steps = 12", "steps = 0", "steps=0"),
+        ("steps = 12", 'steps = "12"', "steps='12'"),
+        ("steps = 12", "steps = 1.5", "steps=1.5"),
+        ("steps = 12", "steps = true", "steps=True"),
+        ("steps = 12", "steps = = 12", "TOML"),
+        ("batch_size = 100", "batch_size = 400", "batch_size=400"),
+        ("batch_size = 100", "", "batch_size"),
+        ("momentum = 0.5", "momentum = 1.0", "momentum"),
+        ("momentum = 0.5", "clip = 0", "clip=0"),
+        ("momentum = 0.5", "clip = inf", "clip=inf"),
+        ("learning_rate = 4.0", "learning_rate = -1", "learning_rate"),
+        ("momentum = 0.5", 'optimizer = "adam"', "optimizer='adam'"),
+        ("momentum = 0.5", 'method = "sgd"', "method='sgd'"),
+        ("momentum = 0.5", 'sampling = "fixed"', "adjacency"),
+        ("momentum = 0.5", "reserve = -1", "reserve"),
+        ("momentum = 0.5", 'loss = "squared-error"', "outputs=3"),
+        ("epsilon = 3.0", "epsilon = 0", "epsilon=0"),
+        ("epsilon = 3.0", "epsilon = nan", "epsilon=nan"),
+        ("epsilon = 3.0", "epsilon = 3.0\nbudget = 2", "budget=2"),
+        ("epsilon = 3.0", 'epsilon = 3.0\nadjacency = "both"', "adjacency='both'"),
+        ("epsilon = 3.0", 'epsilon = 3.0\nadjacency = "replace-one"', "size=300"),
+        ("delta = 1e-4", "delta = 0.01", "delta=0.01"),
+        ("size = 300", "", "'size'"),
+        ("size = 300", "size = -3", "size=-3"),
+        ('label = "kind"', 'label = "sort"', "'sort'"),
+        ('label = "kind"', "", "label"),
+        ('label = "kind"', 'label = "kind"\nusers = "nobody"', "'nobody'"),
+        ('label = "kind"', 'label = "kind"\nunit = "user"', "users"),
+        ("range = [-4, 4]", "range = [1]", "range=[1]"),
+        ("range = [-4, 4]", "range = [4, -4]", "lower"),
+        ("range = [-4, 4]", 'range = "private"', "range='private'"),
+        ("range = [-4, 4]", "lower = 0", "upper"),
+        ("range = [-4, 4]", "lower = [0, 0]\nupper = 1", "lower"),
+        ("outputs = 3", "outputs = 2", "outputs=2"),
+        ("outputs = 3", "outputs = 1", "outputs=1"),
+        ('kind = "linear"', 'kind = "liner"', "kind='liner'"),
+        ('kind = "linear"', 'kind = "cnn"', "shape"),
+        ('kind = "linear"', 'kind = "linear"\nshape = [2, 2]', "shape=[2, 2]"),
+        ('kind = "linear"', 'kind = "no_such_module:net"', "no_such_module"),
+        ('kind = "linear"', 'kind = "torch.nn:ReLU"', "kind='torch.nn:ReLU'"),
+        ('kind = "linear"', 'kind = "mlp"\nhidden = []', "hidden"),
+        ('"private.csv"', '"gone.csv"', "gone.csv"),
+        ('"test.csv"', '"test.txt"', "test.txt"),
+        ('"ledger.db"', '"no/such/folder/ledger.db"', "ledger.db"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    sfumato: Sfumato, config: Path, old: str, new: str, named: str
+) -> None:
+    (config.parent / "test.txt").write_text("")
+    edit(config, old, new)
+    before = files(config.parent)
+    result = sfumato("train", config)
+    assert result.status == 2, result.out
+    assert result.out == ""
+    assert result.err.count("\n") == 1
+    assert named in result.err
+    assert files(config.parent) == before
+
+
+def test_private_cells_are_never_quoted(sfumato: Sfumato, config: Path) -> None:
+    private = config.parent / "private.csv"
+    lines = private.read_text().splitlines()
+    for bad in ("0.5,0.5,48151623,9", "0.5,0.5,0.5,48151623", "0.5,x48151623,0.5,1", "48151623"):
+        private.write_text("\n".join([*lines, bad]) + "\n")
+        result = sfumato("train", config)
+        assert result.status == 2
+        assert "48151623" not in result.err
+        assert not (config.parent / "ledger.db").exists()
+
+
+def test_from_the_shell(config: Path) -> None:
+    write_csv(config.parent / "private.csv", 280, 5)
+    command = [sys.executable, "-m", "sfumato.cli.main", "train", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "test accuracy" in done.stdout

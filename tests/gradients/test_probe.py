@@ -1,0 +1,479 @@
+"""What must be refused, by name and before anything is asked, and what must be accepted and be right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
+from sfumato.gradients import Clip, clipped_sum
+from sfumato.gradients.probe import probe_rows
+from sfumato.objective import Loss, Objective, cross_entropy
+from tests.gradients import oracle
+
+ROWS = 6
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def squares(module: nn.Module, batch: Any) -> Tensor:
+    out = module(*batch) if isinstance(batch, tuple) else module(batch)
+    return out.reshape(len(out), -1).square().mean(1)
+
+
+def features(*shape: int) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(ROWS, *(shape or (5,)))
+
+
+# ------------------------------------------------------------------------------------------------ refused
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.hidden = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.utils.checkpoint.checkpoint(self.hidden, self.first(x), use_reentrant=self.reentrant)
+        return out
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.recurrent = kind(5, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrent(x)[0]
+
+
+class Packed(Recurrent):
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), 3), batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)[0]
+
+
+class RowByRow(nn.Module):
+    """Every row chooses its own parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([(self.left if row[0] > 0 else self.right)(row) for row in x])
+
+
+class AttendsToBatch(nn.Module):
+    """Attention over the batch: rows are queries and keys of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.project(x)
+        return (z @ z.T).softmax(1) @ z
+
+
+class Sorted(nn.Module):
+    """A row's place among the others decides what becomes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * x[:, 0].argsort().argsort().to(x.dtype)[:, None]
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return dy @ weight, dy.T @ x
+
+
+class Hidden(nn.Module):
+    """A parameter that only a function of one's own sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return OwnFunction.apply(x, self.layer.weight)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def contrastive(module: nn.Module, x: Tensor) -> Tensor:
+    z = F.normalize(module(x), dim=1)
+    return F.cross_entropy(z @ z.T / 0.1, torch.arange(len(x)), reduction="none")
+
+
+def over_batch_size(module: nn.Module, x: Tensor) -> Tensor:
+    return squares(module, x) / len(x)
+
+
+def over_batch_sum(module: nn.Module, x: Tensor) -> Tensor:
+    losses = squares(module, x)
+    return losses / losses.sum()
+
+
+def with_dropout(module: nn.Module, x: Tensor) -> Tensor:
+    return over_batch_size(module, F.dropout(x, 0.3))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], type[SfumatoError], str]] = {
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)),
+        squares,
+        features,
+        UnsupportedModel,
+        r"module '1' normalises over the batch",
+    ),
+    "batch norm without parameters": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False)),
+        squares,
+        features,
+        UnsupportedModel,
+        r"module '1' normalises",
+    ),
+    "mean loss": (lambda: nn.Linear(5, 4), lambda m, x: squares(m, x).mean(), features, InvalidArgument, r"loss.*\(\)"),
+    "loss per output": (lambda: nn.Linear(5, 4), lambda m, x: m(x), features, InvalidArgument, r"loss.*\(3, 4\)"),
+    "in-batch negatives": (
+        lambda: nn.Linear(5, 4),
+        contrastive,
+        features,
+        UnsupportedModel,
+        "act on each other.*weight",
+    ),
+    "divided by the batch size": (lambda: nn.Linear(5, 4), over_batch_size, features, UnsupportedModel, "act on each"),
+    "divided, with dropout": (lambda: nn.Linear(5, 4), with_dropout, features, UnsupportedModel, "act on each other"),
+    "normalised over the batch": (lambda: nn.Linear(5, 4), over_batch_sum, features, UnsupportedModel, "act on each"),
+    "attention over the batch": (AttendsToBatch, squares, features, UnsupportedModel, "each other|mixes examples"),
+    "ranks within the batch": (Sorted, squares, features, UnsupportedModel, "act on each other"),
+    "scripted": (
+        lambda: nn.Sequential(nn.Linear(5, 4), torch.jit.script(nn.Linear(4, 4))),
+        squares,
+        features,
+        UnsupportedModel,
+        "'1|parameter",
+    ),
+    "checkpointed": (lambda: Checkpointed(False), squares, features, UnsupportedModel, "'first'|'hidden"),
+    "checkpointed, reentrant": (lambda: Checkpointed(True), squares, features, UnsupportedModel, "Checkpointed.*check"),
+    "own autograd function": (Hidden, squares, features, UnsupportedModel, "'layer'|parameter"),
+    "no parameter is used": (
+        lambda: nn.Linear(5, 4),
+        lambda m, x: m(x).detach().square().sum(1),
+        features,
+        UnsupportedModel,
+        "'Linear' cannot be differentiated",
+    ),
+    "GRU": (lambda: Recurrent(nn.GRU), squares, lambda: features(3, 5), UnsupportedModel, "gru in 'recurrent'"),
+    "RNN": (lambda: Recurrent(nn.RNN), squares, lambda: features(3, 5), UnsupportedModel, "rnn_tanh in 'recurrent'"),
+    "packed sequence": (lambda: Packed(nn.LSTM), squares, lambda: features(3, 5), UnsupportedModel, "PackedSequence"),
+    "a branch per row": (RowByRow, squares, features, UnsupportedModel, "depends on|control flow"),
+    "embedding with max_norm": (
+        lambda: nn.Embedding(9, 4, max_norm=0.5),
+        squares,
+        lambda: torch.randint(0, 9, (ROWS, 3)),
+        UnsupportedModel,
+        "'weight'.*max_norm",
+    ),
+    "half precision": (
+        lambda: nn.Linear(5, 4).bfloat16(),
+        squares,
+        lambda: features().bfloat16(),
+        UnsupportedModel,
+        "'weight' is torch.bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name_and_left_as_it_was(name: str) -> None:
+    make, loss, data, error, message = REFUSED[name]
+    torch.manual_seed(0)
+    module = make()
+    state = {n: t.clone() for n, t in module.state_dict().items()}
+    attributes = {n: sorted(vars(m)) for n, m in module.named_modules()}
+    objective = Objective(module, loss)
+    with pytest.raises(error, match=message) as caught:
+        clipped_sum(objective, objective.parameters(), data(), clip=Clip(1.0))
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(t, state[n]) for n, t in module.state_dict().items())
+    assert {n: sorted(vars(m)) for n, m in module.named_modules()} == attributes
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_a_refusal_is_not_forgotten() -> None:
+    objective = Objective(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), squares)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel):
+            clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+
+
+def test_a_module_exchanged_later_is_looked_at_again() -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.GroupNorm(2, 4, affine=False))
+    objective = Objective(module, squares)
+    clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+    module[1] = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(UnsupportedModel, match="'1' normalises"):
+        clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+
+
+def test_batch_norm_is_judged_by_its_mode() -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    objective = Objective(module.eval(), squares)
+    clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+    module.train()
+    with pytest.raises(UnsupportedModel, match="'1' normalises"):
+        clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+
+
+def balanced(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Class weights from the counts in the batch."""
+    x, labels = batch
+    share = torch.bincount(labels, minlength=2).to(x) / len(labels)
+    return F.cross_entropy(module(x), labels, reduction="none") / share[labels]
+
+
+def test_class_weights_from_the_batch_are_refused_although_the_first_rows_are_alike() -> None:
+    """Integers cannot be jittered: rows are chosen so that they differ."""
+    labels = torch.cat([torch.zeros(40, dtype=torch.long), torch.ones(1, dtype=torch.long)])
+    objective = Objective(nn.Linear(5, 2), balanced)
+    with pytest.raises(UnsupportedModel, match="act on each other"):
+        clipped_sum(objective, objective.parameters(), (torch.randn(41, 5), labels), clip=Clip(1.0))
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.norm = nn.BatchNorm1d(4, affine=False)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.table(tokens).mean(1)))
+
+
+def test_batch_norm_over_tokens_is_refused_although_the_first_rows_are_alike() -> None:
+    tokens = torch.zeros(20, 3, dtype=torch.long)
+    tokens[15:] = torch.arange(15).reshape(5, 3) % 9
+    objective = Objective(Tokens(), squares)
+    with pytest.raises(UnsupportedModel, match="'norm' normalises"):
+        clipped_sum(objective, objective.parameters(), tokens, clip=Clip(1.0))
+
+
+@pytest.mark.parametrize("value", [1e30, 1e38, -1e38, float("inf"), float("nan")])
+def test_one_wild_row_does_not_decide_whether_a_model_is_accepted(value: float) -> None:
+    """Else a refusal would tell that such a row is there."""
+    x = features()
+    x[0] = value
+    objective = Objective(nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 2)), cross_entropy)
+    labels = torch.zeros(ROWS, dtype=torch.long)
+    sums = clipped_sum(objective, objective.parameters(), (x, labels), clip=Clip(1.0))
+    assert all(torch.isfinite(t).all() for t in sums.values())
+
+
+def test_probed_rows_are_finite_and_differ() -> None:
+    wild = torch.tensor([[torch.nan, 1e38], [torch.inf, -1e38], [0.0, 0.0]])
+    first, second = probe_rows(wild, 3, 0), probe_rows(wild, 3, 1)
+    assert torch.isfinite(first).all()
+    assert first.abs().max() < 1e5
+    assert not torch.equal(first, second)
+    assert len(torch.unique(probe_rows(torch.ones(1, 4), 5, 0), dim=0)) == 5
+
+
+# ------------------------------------------------------------------------------------------------ accepted
+
+
+class Branching(nn.Module):
+    """Control flow that depends on the batch as a whole: right as long as it goes the way it was probed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.left if x.sum() > 0 else self.right)(x)
+
+
+def test_another_branch_than_the_probed_one_is_refused() -> None:
+    objective = Objective(Branching(), squares)
+    clipped_sum(objective, objective.parameters(), torch.rand(ROWS, 5), clip=Clip(1.0))
+    with pytest.raises(UnsupportedModel, match="control flow"):
+        clipped_sum(objective, objective.parameters(), -torch.rand(ROWS, 5) - 1, clip=Clip(1.0))
+
+
+class Detached(nn.Module):
+    """`.data` and numpy on the way: no gradient where autograd has none, and no use that goes unseen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.second(torch.tanh(self.first(x.data)))
+        also = self.second(torch.from_numpy(x[:, :4].numpy()))
+        return seen + also + F.linear(x[:, 1:], self.second.weight.data)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)).requires_grad_(False).eval()
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.frozen(x))
+
+
+class Counting(nn.Module):
+    """A buffer that counts calls, and one that is used."""
+
+    calls: Tensor
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("shift", torch.ones(4))
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) + self.shift
+
+
+class FromDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(9, 4), nn.Linear(5, 4)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.table(batch["tokens"]).mean(1) * self.layer(batch["x"])
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(5, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.transpose(0, 1))[0]).transpose(0, 1)
+
+
+class OwnOperator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.aten.linear(x, self.layer.weight, self.layer.bias)
+        return out
+
+
+def lazy() -> nn.Module:
+    module = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(2))
+    module(features())
+    return module
+
+
+def from_dict(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return module(batch).square().mean(1)
+
+
+ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any]]] = {
+    "detached": (Detached, squares, features),
+    "tied": (Tied, squares, features),
+    "frozen": (Frozen, squares, features),
+    "lazy": (lazy, squares, features),
+    "buffers": (Counting, squares, features),
+    "dict": (FromDict, from_dict, lambda: {"tokens": torch.arange(18).reshape(ROWS, 3) % 9, "x": features()}),
+    "tuple": (lambda: nn.Bilinear(5, 3, 2), squares, lambda: (features(), torch.randn(ROWS, 3))),
+    "labels": (lambda: nn.Linear(5, 3), cross_entropy, lambda: (features(), torch.arange(ROWS) % 3)),
+    "sequence first": (SequenceFirst, squares, lambda: features(3, 5)),
+    "aten operator": (OwnOperator, squares, features),
+    "batch norm in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).eval(), squares, features),
+    "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)).eval(), squares, features),
+    "all alike": (lambda: nn.Linear(5, 4), squares, lambda: torch.ones(ROWS, 5)),
+    "one row": (lambda: nn.Linear(5, 4), squares, lambda: features()[:1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_accepted_and_right(name: str) -> None:
+    make, loss, data = ACCEPTED[name]
+    torch.manual_seed(0)
+    module, batch = make(), data()
+    objective = Objective(module, loss)
+    params = objective.parameters()
+    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    attributes = {n: sorted(vars(m)) for n, m in module.named_modules()}
+    ours = clipped_sum(objective, params, batch, clip=Clip(1e-2))
+    assert all(torch.equal(b, buffers[n]) for n, b in module.named_buffers())
+    assert {n: sorted(vars(m)) for n, m in module.named_modules()} == attributes
+    rows = oracle.one_by_one(objective, params, batch, 1 if name == "one row" else ROWS)
+    truth = {n: g.sum(0) for n, g in oracle.clipped(rows, Clip(1e-2)).items()}
+    assert oracle.relative_error(ours, truth) <= 1e-5
+
+
+def test_dropout_in_train_mode_is_accepted_and_unbiased() -> None:
+    """Dropout is random per row, so a mean over many draws is compared with the gradient of the mean loss."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    objective = Objective(module, lambda m, x: m(x)[:, 0])  # linear, so that the mean gradient has no dropout in it
+    x = features().double()[:1].expand(4000, 5).contiguous()
+    params = objective.parameters()
+    mean = {n: t / len(x) for n, t in clipped_sum(objective, params, x, clip=Clip(1e9)).items()}
+    module.eval()
+    truth = clipped_sum(objective, params, x[:1], clip=Clip(1e9))
+    assert oracle.relative_error(mean, truth) <= 0.1
+
+
+def test_running_statistics_never_see_private_rows() -> None:
+    """Instance norm keeps running statistics in train mode; they are lent as copies."""
+    module = nn.Sequential(nn.Conv2d(2, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True))
+    objective = Objective(module, squares)
+    before = {n: b.clone() for n, b in module.named_buffers()}
+    with contextlib.suppress(UnsupportedModel):
+        clipped_sum(objective, objective.parameters(), features(2, 3, 3), clip=Clip(1.0))
+    assert all(torch.equal(b, before[n]) for n, b in module.named_buffers())
+
+
+def test_a_longer_sequence_than_the_probed_one_is_right() -> None:
+    """Every length is probed: how often a parameter is used depends on it."""
+    torch.manual_seed(0)
+    objective = Objective(SequenceFirst().double(), squares)
+    params = objective.parameters()
+    for length in (1, 4, 2):
+        x = torch.randn(ROWS, length, 5, dtype=torch.float64)
+        rows = oracle.one_by_one(objective, params, x, ROWS)
+        truth = {n: g.sum(0) for n, g in oracle.clipped(rows, Clip(0.1)).items()}
+        assert oracle.relative_error(clipped_sum(objective, params, x, clip=Clip(0.1)), truth) <= 1e-10

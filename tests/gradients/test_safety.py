@@ -1,0 +1,134 @@
+"""The safety factor of norms: how wrong float32 sums can be, measured, against the bound that inflates them.
+
+A norm that comes out too small lets a contribution through that is too large. So every norm in float32 is inflated by
+a bound on its own rounding. Here the bound is confronted with the worst data known: long runs of equal positive numbers
+(rounded the same way each time), a one followed by numbers that vanish beside it, sorted and random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.gradients import contributions
+from sfumato.gradients.contributions import Dense, Outer, Shift, gram, rounding, squared_norms
+
+UNIT = 2.0**-24  # half the spacing of float32 at one: the error of a single rounding
+LENGTHS = (1, 7, 32, 100, 255, 256, 257, 384, 512, 1000, 4097)
+ROWS = 16
+
+
+def equal(length: int) -> Tensor:
+    return (1 + torch.rand(ROWS, 1)).expand(ROWS, length).contiguous()
+
+
+def vanishing(length: int) -> Tensor:
+    """Added to the first number one by one, the others are rounded away, all of them."""
+    rows = torch.full((ROWS, length), 2.0**-12 * 0.999)
+    rows[:, 0] = 1.0
+    return rows
+
+
+def vanishing_blockwise(length: int) -> Tensor:
+    rows = vanishing(length)
+    rows[:, :: contributions._BLOCK] = 1.0
+    return rows
+
+
+DATA: dict[str, Callable[[int], Tensor]] = {
+    "equal": equal,
+    "vanishing": vanishing,
+    "vanishing in every block": vanishing_blockwise,
+    "uniform": lambda n: torch.rand(ROWS, n),
+    "normal": lambda n: torch.randn(ROWS, n),
+    "rising": lambda n: torch.rand(ROWS, n).sort(1).values,
+    "falling": lambda n: torch.rand(ROWS, n).sort(1, descending=True).values,
+    "wide": lambda n: torch.randn(ROWS, n) * 10 ** (6 * torch.rand(ROWS, n) - 3),
+}
+
+
+def layouts(rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The same numbers, near each other, far apart, and as every second of a longer row."""
+    yield "contiguous", rows
+    yield "transposed", rows.T.contiguous().T
+    yield "every second", rows.repeat_interleave(2, 1)[:, ::2]
+    yield "backwards in memory", rows.flip(0).flip(0)
+
+
+def measured_norms() -> Iterator[tuple[str, float, float]]:
+    """A squared norm is inflated by 1 + 2 * rounding."""
+    for length in LENGTHS:
+        torch.manual_seed(length)
+        for kind, make in DATA.items():
+            for layout, rows in layouts(make(length)):
+                true = rows.double().square().sum(1)
+                error = float(((squared_norms(rows) - true).abs() / true).max())
+                yield f"{kind} {length} {layout}", error, 2 * rounding(torch.float32, length)
+
+
+def measured_products() -> Iterator[tuple[str, float, float]]:
+    """Errors of Gram matrices relative to the product of lengths, for batches of several shapes."""
+    for length in LENGTHS:
+        torch.manual_seed(length)
+        for kind, make in DATA.items():
+            for layout, rows in layouts(make(length)):
+                for units in (1, 2, 4):
+                    x = rows.reshape(units, ROWS // units, length)
+                    true = torch.bmm(x.double(), x.double().transpose(1, 2))
+                    lengths = x.double().norm(dim=2)
+                    relative = (gram(x) - true).abs() / (lengths.unsqueeze(1) * lengths.unsqueeze(2))
+                    bound = rounding(torch.float32, length, product=True)
+                    yield f"{kind} {length} {layout} {units}", float(relative.max()), bound
+
+
+@pytest.mark.parametrize("measured", [measured_norms, measured_products], ids=["norms", "products"])
+def test_the_bound_holds_and_is_not_idle(measured: Callable[[], Iterator[tuple[str, float, float]]]) -> None:
+    failures, closest = [], 0.0
+    for what, error, bound in measured():
+        closest = max(closest, error / bound)
+        if not error <= bound:
+            failures.append(f"{what}: {error / UNIT:.1f} units, bound {bound / UNIT:.1f}")
+    assert not failures, failures
+    assert closest >= 1e-3, "a bound a thousand times too large clips useful gradients away"
+
+
+def excess(make: Callable[[], tuple[contributions.Contribution, Tensor]]) -> float:
+    """How far the largest addend lies above the clip norm, with the factor computed as the engine does."""
+    contribution, vectors = make()
+    slack = 1 + 8 * torch.finfo(torch.float32).eps
+    norms = contribution.prepare(Shift(None, None)).sqrt() * slack
+    factors = torch.where(torch.isfinite(norms), 1.0 / norms, 0.0).float().double()
+    return float((factors * vectors.norm(dim=1)).max()) - 1
+
+
+def cancelling() -> tuple[contributions.Contribution, Tensor]:
+    """Two positions that nearly cancel: the gradient is far shorter than its factors, which errors are relative to."""
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 1, 40).expand(64, 2, 40), torch.randn(64, 1, 300)
+    b = torch.cat([b, -b * (1 + 1e-3)], 1) * 1e3
+    return Outer(a, b, 40), torch.bmm(a.double().transpose(1, 2), b.double()).flatten(1)
+
+
+def instantiated() -> tuple[contributions.Contribution, Tensor]:
+    rows = vanishing_blockwise(4096) * 1e3
+    return Dense(rows), rows.double()
+
+
+CASES = [cancelling, instantiated]
+
+
+def test_without_the_inflation_contributions_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: the same norms, not inflated. At least one of the cases must then break the guarantee."""
+    assert max(map(excess, CASES)) <= 1e-6
+    monkeypatch.setattr(contributions, "rounding", lambda *_, **__: 0.0)
+    assert max(map(excess, CASES)) > 1e-6
+
+
+def test_float64_needs_and_gets_almost_no_inflation() -> None:
+    """Whoever trains in float64 loses nothing: the bound follows the precision."""
+    for length in LENGTHS:
+        assert rounding(torch.float64, length, product=True) < 1e-12
+        assert rounding(torch.bfloat16, length) == rounding(torch.float32, length)  # which half precision is summed in

@@ -1,0 +1,525 @@
+"""The ready-made loop end to end: it learns, resumes exactly, refuses in one sentence, and shows nothing private."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich.progress
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import sfumato.training
+from sfumato import Budget, Clip, GradientMean, Ledger, Objective, Private, Public, Run, cross_entropy, train
+from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.checkpoint import load_checkpoint
+from sfumato.data.samplers import FullBatch
+from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError, SfumatoError
+from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
+
+BUDGET = Budget(epsilon=8.0, delta=1e-4)
+STEPS, BATCH, NOISE = 12, 50, 3.0
+
+
+def separable(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(rows) % 2
+    inputs = torch.randn(rows, 5, generator=generator) * 0.3
+    inputs[:, 0] += 2.0 * labels - 1.0
+    return inputs, labels
+
+
+class Bench:
+    """One training's parts; every call of `train` makes the model anew, as a new process would."""
+
+    def __init__(self, folder: Path, *, rows: int = 400, budget: Budget = BUDGET, ledger: str = "ledger.db") -> None:
+        self.folder, self.rows, self.budget, self.ledger = folder, rows, budget, ledger
+        self.optimizers: list[torch.optim.Optimizer] = []
+
+    def parts(self, **private: Any) -> tuple[Private, Public, Objective]:
+        objective = Objective(torch.nn.Linear(5, 2), cross_entropy)
+        options: dict[str, Any] = {"name": "people", "size": 400, "ledger": self.folder / self.ledger} | private
+        hidden = Private(separable(self.rows), objective=objective, budget=self.budget, **options)
+        return hidden, Public(separable(40, seed=1), objective=objective, seed=5), objective
+
+    def momentum(self, params: Any) -> torch.optim.Optimizer:
+        self.optimizers.append(torch.optim.SGD(params, lr=0.2, momentum=0.9))
+        return self.optimizers[-1]
+
+    def train(self, **options: Any) -> Run:
+        private, public, objective = self.parts(**options.pop("private", {}))
+        if "budget" not in options:
+            options.setdefault("noise", NOISE)
+        defaults: dict[str, Any] = {"public": public, "steps": STEPS, "batch_size": BATCH, "progress": False}
+        defaults |= {"optimizer": self.momentum}
+        self.private, self.public, self.model = private, public, objective.module
+        return train(objective.module, private=private, **(defaults | options))
+
+    def counted(self) -> list[int]:
+        return [line.answers for line in Ledger(self.folder / self.ledger).account("people").statement().asked]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    torch.manual_seed(0)
+    return Bench(tmp_path)
+
+
+class Stop(Exception):
+    """Ends a training in the middle of a step."""
+
+
+class Recording:
+    """A method with state: it draws a public batch, and averages all answers; it can be stopped."""
+
+    def __init__(self, stop_at: int | None = None, before_asking: bool = False) -> None:
+        self.stop_at, self.before_asking = stop_at, before_asking
+        self.steps: list[int] = []
+        self.batches: list[Tensor] = []
+        self.states: list[Any] = []
+
+    def init(self, params: Any) -> Any:
+        return {
+            "count": 0,
+            "mean": {n: torch.zeros_like(p) for n, p in params.items()},
+            "name": "mean",
+            "pair": (1, 2.5),
+        }
+
+    def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
+        self.states.append(state)
+        self.batches.append(public.batch(4)[0])
+        if state["count"] + 1 == self.stop_at and self.before_asking:
+            raise Stop
+        gradient = ask(GradientMean(params, Clip(1.0)))
+        if state["count"] + 1 == self.stop_at:
+            raise Stop
+        mean = {n: 0.5 * m + gradient[n] for n, m in state["mean"].items()}
+        return gradient, state | {"count": state["count"] + 1, "mean": mean}
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+# ---------------------------------------------------------------------------------------------- it learns
+
+
+def test_separable_data_is_learned_at_epsilon_8(bench: Bench) -> None:
+    test = Public(separable(500, seed=2))
+    run = bench.train(budget=BUDGET, steps=60, test=test, method=partial(dp_sgd, clip=1.0))
+    assert run.metrics["test_accuracy"] > 0.95
+    assert run.metrics["public_accuracy"] > 0.9
+    assert 7.8 < run.statement["epsilon"] <= 8.0
+    assert (run.steps_taken, run.steps_lost, run.steps_short) == (60, 0, 0)
+    epsilons = [line["epsilon"] for line in run.history]
+    assert len(epsilons) == 10
+    assert epsilons == sorted(epsilons)
+    assert 0 < epsilons[0] < epsilons[-1] == pytest.approx(run.statement["epsilon"])
+    assert [line["step"] for line in run.history] == list(range(6, 61, 6))
+    assert run.config["method"] == "dp_sgd"
+
+
+def test_noise_can_be_given_and_a_smaller_budget_costs_less(bench: Bench, tmp_path: Path) -> None:
+    given = bench.train()
+    assert given.config["noise_multiplier"] == NOISE
+    smaller = Bench(tmp_path, ledger="other.db").train(budget=Budget(1.0, BUDGET.delta))
+    assert smaller.config["noise_multiplier"] > 1.0
+    assert 0.97 < smaller.statement["epsilon"] <= 1.0
+    assert smaller.statement["budget"]["epsilon"] == 8.0
+
+
+def test_a_training_that_does_not_fit_charges_nothing_and_changes_nothing(bench: Bench) -> None:
+    private, _, objective = bench.parts()
+    before = {n: t.clone() for n, t in objective.module.state_dict().items()}
+    with pytest.raises(BudgetExceeded, match="raise the noise"):
+        train(objective.module, private=private, steps=500, batch_size=BATCH, noise=0.5, progress=False)
+    assert same(dict(objective.module.state_dict()), before)
+    assert private.statement().epsilon == 0
+    assert bench.counted() == []
+
+
+def test_empty_batches_are_steps_like_any_other(bench: Bench) -> None:
+    # One unit in two steps is expected: most batches are empty. A skipped step would betray that.
+    run = bench.train(batch_size=None, sampler=bench.parts()[0].poisson(0.5), noise=1.0, steps=8)
+    assert run.steps_taken == 8
+    assert bench.counted() == [8]
+
+
+def test_no_data_at_all_is_trained_on_like_any_other(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    bench = Bench(tmp_path, rows=0)
+    assert bench.train().steps_taken == STEPS
+    assert bench.counted() == [STEPS]
+
+
+def test_users_can_be_the_unit(bench: Bench) -> None:
+    users = torch.arange(400) // 4
+    run = bench.train(private={"unit": "user", "users": users, "size": 100}, batch_size=50, steps=10)
+    assert run.statement["unit"] == "user"
+    assert run.steps_taken == 10
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_your_own_loop_takes_any_optimiser(bench: Bench, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    private, public, objective = bench.parts()
+    model, params = objective.module, objective.parameters()
+    updater = optimizer(model.parameters(), lr=0.2)
+    private.plan((GradientMean, NOISE, private.poisson(BATCH), 20))
+    for _ in range(20):
+        gradient = dp_sgd(params, public, private.ask, clip=1.0)
+        gradient.write_to(model)
+        updater.step()
+    inputs, labels = separable(200, seed=3)
+    assert float((model(inputs).argmax(1) == labels).double().mean()) > 0.9
+    with pytest.raises(BudgetExceeded, match="no answer"):
+        private.ask(GradientMean(params, Clip(1.0)))
+
+
+# ---------------------------------------------------------------------------------------------- it resumes
+
+
+@pytest.mark.parametrize("before_asking", [True, False])
+def test_an_interrupted_training_goes_on_from_exactly_where_it_was(bench: Bench, before_asking: bool) -> None:
+    path = bench.folder / "new" / "folder" / "run.pt"  # the folders are made
+    first = Recording(stop_at=6, before_asking=before_asking)
+    with pytest.raises(Stop):
+        bench.train(method=first, checkpoint=path)
+    saved = load_checkpoint(path)
+    assert saved is not None
+    assert saved["step"] == saved["answers"] == 5
+    assert bench.counted() == [5 if before_asking else 6]  # the answer that was given stays counted
+    assert same(dict(bench.model.state_dict()), saved["model"])  # which the failed step had not touched
+
+    class Looking(Recording):
+        """Looks at everything before the first step after the resume."""
+
+        def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
+            if not self.states:
+                found.extend(copy.deepcopy([bench.model.state_dict(), bench.optimizers[-1].state_dict(), state]))
+            return super().step(state, params, public, ask)
+
+    found: list[Any] = []
+    second = Looking()
+    run = bench.train(method=second, checkpoint=path)
+    assert same(found, [saved["model"], saved["optimizer"], saved["state"]])
+    assert "momentum_buffer" in found[1]["state"][0]
+    # The step that failed drew a public batch; the same one is drawn again.
+    assert torch.equal(second.batches[0], first.batches[-1])
+    lost = 0 if before_asking else 1
+    assert (run.steps_taken, run.steps_lost, run.steps_short) == (STEPS - lost, lost, lost)
+    assert bench.counted() == [STEPS]
+    epsilons = [line["epsilon"] for line in run.history]
+    assert epsilons == sorted(epsilons)
+
+
+def test_a_resumed_training_equals_one_that_was_never_interrupted(bench: Bench, tmp_path: Path) -> None:
+    """Noise is fresh, so the comparison is of a method that pays for its answers and follows public batches alone."""
+
+    class Follower(Recording):
+        def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
+            _, after = super().step(state, params, public, ask)
+            return public.gradient(params, batch_size=8), after
+
+    torch.manual_seed(3)
+    whole = bench.train(method=Follower(), checkpoint=tmp_path / "whole.pt", noise=8.0)
+    torch.manual_seed(3)
+    other = Bench(tmp_path, ledger="other.db")
+    with pytest.raises(Stop):
+        other.train(method=Follower(stop_at=7, before_asking=True), checkpoint=tmp_path / "halves.pt", noise=8.0)
+    halves = other.train(method=Follower(), checkpoint=tmp_path / "halves.pt", noise=8.0)
+    assert same(dict(halves.weights), dict(whole.weights))
+    assert [line["public_loss"] for line in halves.history] == [line["public_loss"] for line in whole.history]
+
+
+def test_a_reserve_does_again_what_was_lost(bench: Bench) -> None:
+    path = bench.folder / "run.pt"
+    with pytest.raises(Stop):
+        bench.train(method=Recording(stop_at=4), checkpoint=path, reserve=3)
+    run = bench.train(method=Recording(), checkpoint=path, reserve=3)
+    assert (run.steps_taken, run.steps_lost, run.steps_short) == (STEPS, 1, 0)
+    again = bench.train(method=Recording(), checkpoint=path, reserve=3)
+    assert (again.steps_taken, again.steps_lost, again.steps_short) == (STEPS, 1, 0)
+
+
+def test_a_finished_training_is_returned_without_a_question(bench: Bench) -> None:
+    path = bench.folder / "run.pt"
+    run = bench.train(checkpoint=path)
+    bench.train(noise=20.0, checkpoint=bench.folder / "later.pt")  # the ledger's last plan is another one
+    method = Recording()
+    again = bench.train(checkpoint=path, method=method)
+    assert method.states == []
+    assert same(dict(again.weights), dict(run.weights))
+    assert again.history == run.history
+    assert again.seconds == run.seconds
+    assert again.config["noise_multiplier"] == NOISE
+    assert bench.counted() == [STEPS, STEPS]
+
+
+def test_ctrl_c_finishes_the_step_and_keeps_it(bench: Bench) -> None:
+    path = bench.folder / "run.pt"
+
+    class Impatient(Recording):
+        def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
+            if state["count"] == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().step(state, params, public, ask)
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.train(method=Impatient(), checkpoint=path)
+    saved = load_checkpoint(path)
+    assert saved is not None
+    assert saved["step"] == 4
+    assert bench.counted() == [4]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    run = bench.train(method=Recording(), checkpoint=path)
+    assert (run.steps_taken, run.steps_lost) == (STEPS, 0)
+
+
+def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
+    def hang(params: Any, public: Any, ask: Any) -> Any:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        raise AssertionError("not interrupted")
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.train(method=hang)
+
+
+def test_an_error_in_an_evaluation_loses_no_step(bench: Bench) -> None:
+    path = bench.folder / "run.pt"
+
+    def broken(module: Any, batch: Any) -> Tensor:
+        raise Stop
+
+    with pytest.raises(Stop):
+        bench.train(checkpoint=path, metrics={"broken": broken}, evaluate_every=STEPS)
+    assert bench.counted() == [STEPS]
+    run = bench.train(checkpoint=path, metrics={}, evaluate_every=STEPS)
+    assert (run.steps_taken, run.steps_lost) == (STEPS, 0)
+    assert run.metrics["step"] == STEPS  # evaluated now, without a further question
+    assert bench.counted() == [STEPS]
+
+
+def test_a_checkpoint_after_every_step(bench: Bench) -> None:
+    run = bench.train(checkpoint=bench.folder / "run.pt", checkpoint_every=0.0)
+    assert run.steps_taken == STEPS
+    assert sorted(p.name for p in bench.folder.glob("*run.pt*")) == [".run.pt.lock", "run.pt"]
+
+
+def test_a_full_disk_ends_the_training_with_one_sentence(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = bench.folder / "run.pt"
+    bench.parts()  # which makes the ledger
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SfumatoError, match="No space left") as caught:
+        bench.train(checkpoint=path, checkpoint_every=0.0)
+    assert "No space left" in caught.value.__notes__[0]
+    monkeypatch.undo()
+    assert not list(bench.folder.glob(".run.pt.*.tmp"))
+    assert bench.train(checkpoint=path).steps_lost == 1
+
+
+# ---------------------------------------------------------------------------------------------- it refuses
+
+
+def refused(call: Callable[[], object], *words: str, error: type[Exception] = SfumatoError) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    for word in words:
+        assert word in text
+
+
+def test_a_checkpoint_of_another_ledger_is_refused(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    bench.train(checkpoint=path)
+    other = Bench(tmp_path, ledger="other.db")
+    refused(lambda: other.train(checkpoint=path), "this ledger does not know")
+    assert not same(dict(other.model.state_dict()), torch.load(path)["model"])  # nothing was changed
+    assert other.counted() == []
+    refused(lambda: bench.train(checkpoint=path, name="another"), "does not know")
+
+
+def test_a_checkpoint_that_cannot_be_used_is_refused(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    with pytest.raises(Stop):
+        bench.train(method=Recording(stop_at=3), checkpoint=path)
+    good, counted = path.read_bytes(), bench.counted()
+    path.write_bytes(good[: len(good) // 2])
+    refused(lambda: bench.train(method=Recording(), checkpoint=path), "cannot be read")
+    torch.save({"weight": torch.zeros(3)}, path)
+    refused(lambda: bench.train(method=Recording(), checkpoint=path), "of another model")
+    path.write_bytes(good)
+    refused(lambda: bench.train(method=Recording(), checkpoint=path, batch_size=40), "batch_size=50", "keep them")
+    refused(lambda: bench.train(method=Recording(), checkpoint=path, noise=4.0), "noise=3.0")
+    refused(lambda: bench.train(method=Recording(), checkpoint=path, optimizer=torch.optim.Adagrad), "optimizer")
+    assert bench.counted() == counted
+    bench.train(method=Recording(), checkpoint=path)
+    path.unlink()
+    refused(lambda: bench.train(method=Recording(), checkpoint=path), "is gone")
+
+
+def test_a_ledger_from_an_old_backup_is_noticed(bench: Bench, tmp_path: Path) -> None:
+    path, ledger = tmp_path / "run.pt", tmp_path / "ledger.db"
+    with pytest.raises(Stop):
+        bench.train(method=Recording(stop_at=3), checkpoint=path)
+    old = ledger.read_bytes()
+    with pytest.raises(Stop):
+        bench.train(method=Recording(stop_at=9), checkpoint=path)
+    ledger.write_bytes(old)
+    refused(lambda: bench.train(method=Recording(), checkpoint=path), "backup", error=LedgerError)
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_start(bench: Bench) -> None:
+    class Odd(Recording):
+        def init(self, params: Any) -> Any:
+            return Path("a path is no plain data")
+
+    refused(lambda: bench.train(method=Odd(), checkpoint=bench.folder / "run.pt"), "state", "tensors")
+    assert bench.counted() == []
+
+
+def test_a_checkpoint_in_an_impossible_place_is_refused_at_the_start(bench: Bench) -> None:
+    bench.folder.joinpath("file").touch()
+    refused(lambda: bench.train(checkpoint=bench.folder / "file" / "run.pt"), "cannot be written")
+    refused(lambda: bench.train(checkpoint=bench.folder), "cannot be")
+    assert bench.counted() == []
+
+
+def test_a_checkpoint_in_use_by_another_process_is_refused(bench: Bench) -> None:
+    path = bench.folder / "run.pt"
+    holder = (
+        "import sys; from pathlib import Path; from sfumato.checkpoint import held_checkpoint\n"
+        "with held_checkpoint(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        refused(lambda: bench.train(checkpoint=path), "another process")
+        process.kill()
+    assert bench.train(checkpoint=path).steps_taken == STEPS
+
+
+def test_wrong_arguments_are_named(bench: Bench) -> None:
+    private, _, objective = bench.parts()
+    model = objective.module
+    go = partial(train, model, private=private, progress=False, noise=NOISE)
+    refused(lambda: train(torch.nn.Linear(5, 2), private=private, steps=1, batch_size=1), "private.objective")
+    refused(lambda: go(steps=0, batch_size=5), "steps=0")
+    refused(lambda: go(steps=1, batch_size=5, reserve=-1), "reserve=-1")
+    refused(lambda: go(steps=1), "batch_size or sampler")
+    refused(lambda: go(steps=1, batch_size=5, sampler=private.poisson(5)), "batch_size or sampler")
+    refused(lambda: go(steps=1, batch_size=0), "batch_size")
+    refused(lambda: go(steps=1, batch_size=401), "batch_size")
+    refused(lambda: go(steps=1, batch_size=5, budget=BUDGET), "budget or noise")
+    wrong = Budget(1.0, 1e-6)
+    refused(lambda: train(model, private=private, steps=1, batch_size=5, budget=wrong), "delta=1e-06", "0.0001")
+    assert bench.counted() == []
+
+
+# ---------------------------------------------------------------------------------------------- what it shows
+
+
+def test_progress_shows_no_private_facts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=300)
+    monkeypatch.setattr(
+        sfumato.training, "Progress", lambda *columns, **kw: rich.progress.Progress(*columns, console=console, **kw)
+    )
+    bench.rows = 387  # the true number of rows, which nobody may see
+    bench.train(progress=True, test=Public(separable(30, seed=4)), name="demo")
+    text = shown.getvalue()
+    assert "ε" in text
+    assert "steps/s" in text
+    words = {"demo", "ε", "steps/s", "public", "test", "loss", "accuracy"}
+    plain = _without_codes(text)
+    found = {w.strip("·:") for w in plain.split() if not any(c.isdigit() for c in w)}
+    assert {w for w in found if w.isalpha() or "/" in w} <= words
+    assert "387" not in plain
+    # Every number shown is of a public thing: steps, times, epsilon, speed, four measures.
+    last = plain.strip().splitlines()[-1]
+    assert last.count("·") == 5
+
+
+def _without_codes(text: str) -> str:
+    out, inside = [], False
+    for character in text.replace("\r", "\n"):
+        if character == "\x1b":
+            inside = True
+        elif not inside:
+            out.append(character)
+        elif character.isalpha():
+            inside = False
+    return "".join(out)
+
+
+def test_a_run_is_saved_and_loaded(bench: Bench, tmp_path: Path) -> None:
+    run = bench.train()
+    again = Run.load(run.save(tmp_path / "out" / "run"))
+    assert same(dict(again.weights), dict(run.weights))
+    assert again.to_json() == run.to_json()
+    assert again.statement_text == run.statement_text
+    assert "people" in again.statement_text
+    refused(lambda: Run.load(tmp_path), "run.json", error=InvalidArgument)
+
+
+# ---------------------------------------------------------------------------------------------- what it costs
+
+
+def test_the_ledger_costs_less_than_2_percent_of_millisecond_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = 2000
+    account = Ledger(tmp_path / "ledger.db").account(
+        "people", unit="example", adjacency=Adjacency.ADD_REMOVE, budget=BUDGET
+    )
+    sampler = FullBatch(size=400)
+    plan = account.plan([Mechanism(question="g", noise=Gaussian(100.0), sampler=sampler, times=answers)])
+    raise_mark, writes = plan._raise_mark, []
+
+    def timed(*args: Any) -> None:
+        start = time.perf_counter()
+        raise_mark(*args)
+        writes.append(time.perf_counter() - start)
+
+    monkeypatch.setattr(plan, "_raise_mark", timed)
+    costs = []
+    begun = time.perf_counter()
+    for _ in range(answers):
+        start = time.perf_counter()
+        plan.take("g")
+        costs.append(time.perf_counter() - start)
+        while time.perf_counter() < start + 0.001:  # a step that computes; after a sleep everything would be slow
+            pass
+    whole, usual = time.perf_counter() - begun, statistics.median(costs)
+    share = 100 * sum(costs) / whole
+    print(f"\nledger: {share:.2f} % of the time; {1e6 * usual:.1f} us, and {len(writes)} writes: {writes}")
+    assert len(writes) <= 8
+    if usual < 7e-6 and max(writes) < 0.004:  # else the machine is busy with other things
+        assert share < 2.0
