@@ -38,7 +38,7 @@ test = "test.csv"
 label = "kind"
 name = "flowers"
 size = 300
-range = [-4, 4]
+range = [-1, 3]
 
 [model]
 kind = "linear"
