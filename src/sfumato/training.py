@@ -5,6 +5,7 @@ It is the four-line loop of the README with progress, checkpoints and resuming a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -120,7 +121,7 @@ def train(
         model=model, optimizer=updater, public=public, state=stateful.init(objective.parameters()), answers=0
     )
     path = None if checkpoint is None else Path(checkpoint)
-    key = None if path is None else f"{name}:{path.resolve()}"
+    key = None if path is None else _resume_key(name, path)
     with held_checkpoint(path):
         known = None if key is None else _known_plan(private, key)
         if path is not None:
@@ -312,6 +313,11 @@ class _Stateless:
 def _name_of(method: Any) -> str:
     function = getattr(method, "func", method)  # of a functools.partial
     return str(getattr(function, "__name__", type(method).__name__))
+
+
+def _resume_key(name: str, path: Path) -> str:
+    """Short, whatever the path: databases limit the length of a key."""
+    return f"{name}:{path.name}:{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
 
 
 def _known_plan(private: Private, key: str) -> Asked | None:

@@ -35,6 +35,11 @@ def rounding(dtype: torch.dtype, length: int, *, product: bool = False) -> float
     return chain * torch.finfo(accumulate).eps / 2
 
 
+def underflow(dtype: torch.dtype, length: int) -> float:
+    """Absolute error of a sum of `length` products whose terms may be too small for the format, or be flushed to 0."""
+    return length * torch.finfo(torch.float32 if dtype != torch.float64 else dtype).tiny
+
+
 def gram(x: Tensor) -> Tensor:
     """(U, R, K) -> (U, R, R) inner products, as float64: blocks of K in working precision, then float64."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
@@ -43,30 +48,30 @@ def gram(x: Tensor) -> Tensor:
     return total
 
 
-def factored_norms(gram_a: Tensor, gram_b: Tensor, error: float) -> tuple[Tensor, Tensor]:
-    """Squared norms of sum_r a_r (x) b_r from both Gram matrices, plus a bound on their rounding; and sum_r |a_r||b_r|.
+def factored_norms(gram_a: Tensor, gram_b: Tensor, error: float, least: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared norms of sum_r a_r (x) b_r from Gram matrices, plus a bound on their error; sum |a_r|, sum |a_r||b_r|.
 
-    An entry of a Gram matrix is off by at most `error` times the product of the two lengths.
+    An entry of a Gram matrix is off by at most `error` times the product of the two lengths, plus `least`.
     """
-    a, b = (torch.diagonal(g, dim1=1, dim2=2).clamp_min(0).sqrt() for g in (gram_a, gram_b))
-    squared = (gram_a * gram_b).sum((1, 2))
-    doubt = a.unsqueeze(1) * a.unsqueeze(2) * gram_b.abs() + b.unsqueeze(1) * b.unsqueeze(2) * gram_a.abs()
-    return squared + error * doubt.sum((1, 2)), (a * b).sum(1)
+    a, b = (torch.diagonal(g, dim1=1, dim2=2).clamp_min(0).add(least).sqrt() for g in (gram_a, gram_b))
+    off_a, off_b = (error * x.unsqueeze(1) * x.unsqueeze(2) + least for x in (a, b))
+    doubt = off_a * gram_b.abs() + off_b * gram_a.abs() + off_a * off_b
+    return (gram_a * gram_b + doubt).sum((1, 2)), a.sum(1), (a * b).sum(1)
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """Squared L2 norm of every row of a (U, P) tensor, as float64: blocks in working precision, then float64."""
+    """Squared L2 norm of every row of a (U, P) tensor, never too small: blocks in working precision, then float64."""
     U, P = rows.shape
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     if rows.dtype == torch.float64:
-        return rows.square().sum(1)
+        return rows.square().sum(1) * (1 + 2 * rounding(rows.dtype, P)) + underflow(rows.dtype, P)
     whole = P - P % _BLOCK
     total = torch.zeros(U, dtype=torch.float64, device=rows.device)
     for part in (rows[:, :whole].reshape(U, -1, _BLOCK), rows[:, whole:].reshape(U, 1, P - whole)):
         if part.numel():
             total += torch.linalg.vector_norm(part, dim=2, dtype=torch.float32).double().square().sum(1)
-    return total
+    return total * (1 + 2 * rounding(rows.dtype, P)) + underflow(rows.dtype, P)
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Dense(Contribution):
         if shift.scale is not None:
             self.gradients = self.gradients * shift.scale
         rows = self.gradients.reshape(len(self.gradients), -1)
-        return squared_norms(rows) * (1 + 2 * rounding(rows.dtype, rows.shape[1]))
+        return squared_norms(rows)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         flat = self.gradients.reshape(len(self.gradients), -1)
@@ -188,41 +193,55 @@ class Outer(Contribution):
         self._shift = shift
         if self.b.shape[1] == 1:
             return self._prepare_single()
+        longest, dtype = max(self.outputs, self.b.shape[2]), self.b.dtype
         gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).double() if self.one_hot else gram(self.a)
-        error = rounding(self.b.dtype, max(self.outputs, self.b.shape[2]), product=True)
-        squared, size = factored_norms(gram_a, gram(self.b), error)
-        return self._around_origin(squared, size, shift.origin)
+        error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
+        squared, a, ab = factored_norms(gram_a, gram(self.b), error, least)
+        return self._around_origin(squared, a, ab, ab)
 
     def _prepare_single(self) -> Tensor:
         """R = 1: |ab'| = |a||b|, and |s * (ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2."""
-        scale, origin = self._shift.scale, self._shift.origin
         b = self.b[:, 0]
-        if scale is None:
-            squared = squared_norms(b)
-            if not self.one_hot:
-                squared = squared * squared_norms(self.a[:, 0])
-            squared = squared * (1 + 2 * rounding(b.dtype, max(self.outputs, b.shape[1])))
-        else:
-            products = b.square() @ scale.square().T
-            if self.one_hot:
-                squared = products.gather(1, self.a).double().sum(1)
-            else:
-                squared = (products * self.a[:, 0].square()).double().sum(1)
-            # All terms are positive, so the relative error is that of the longest chain of additions.
-            squared = squared * (1 + (b.shape[1] + 8) * torch.finfo(b.dtype).eps)
-            origin = None if origin is None else scale * origin
-        return self._around_origin(squared, squared.sqrt(), origin)
+        b_squared = squared_norms(b)
+        a_squared = torch.ones_like(b_squared) if self.one_hot else squared_norms(self.a[:, 0])
+        plain = a_squared * b_squared
+        squared = plain if self._shift.scale is None else self._scaled_single(self._shift.scale)
+        return self._around_origin(squared, a_squared.sqrt(), plain.sqrt(), squared.sqrt())
 
-    def _around_origin(self, squared: Tensor, size: Tensor, origin: Tensor | None) -> Tensor:
-        """|g - p|^2 = |g|^2 - 2<g, p> + |p|^2, plus a bound on what rounding can hide where the terms cancel."""
+    def _scaled_single(self, scale: Tensor) -> Tensor:
+        """(a^2)' s^2 (b^2), each factor brought to at most 1 first so that no square overflows or vanishes unseen."""
+        b = self.b[:, 0]
+        most_s, most_b = scale.abs().amax().clamp_min(1e-30), b.abs().amax(1).clamp_min(1e-30)
+        products = (b / most_b.unsqueeze(1)).square() @ (scale / most_s).square().T
+        if self.one_hot:
+            most_a = torch.ones_like(most_b)
+            squared = products.gather(1, self.a).double().sum(1)
+        else:
+            a = self.a[:, 0]
+            most_a = a.abs().amax(1).clamp_min(1e-30)
+            squared = (products * (a / most_a.unsqueeze(1)).square()).double().sum(1)
+        entries = self.outputs * b.shape[1]
+        # All terms are positive, so the relative error is that of the longest chain of additions.
+        squared = squared * (1 + (b.shape[1] + 8) * torch.finfo(b.dtype).eps) + underflow(b.dtype, 4 * entries)
+        return squared * (most_a.double() * most_b.double() * most_s.double()).square()
+
+    def _around_origin(self, squared: Tensor, a: Tensor, ab: Tensor, size: Tensor) -> Tensor:
+        """|g - p|^2 = |g|^2 - 2<g, p> + |p|^2, plus a bound on what rounding can hide where the terms cancel.
+
+        `a` and `ab` bound sum |a_r| and sum |a_r||b_r|; `size` is the latter after the scale.
+        """
+        origin, scale = self._shift.origin, self._shift.scale
         if origin is None:
             return squared
-        scale = self._shift.scale
-        inner = self._inner(origin if scale is None else scale * origin)
-        length = origin.double().norm()
-        doubt = 2 * rounding(self.b.dtype, self.b.shape[2] + 8, product=True) * size * length
-        shifted: Tensor = (squared - 2 * inner + length.square()).clamp_min(0) + doubt
-        return shifted
+        R, inputs = self.b.shape[1:]
+        shifted = origin if scale is None else scale * origin
+        inner = self._inner(shifted if scale is None else scale * shifted)
+        length = shifted.double().norm()
+        doubt = 2 * rounding(self.b.dtype, inputs + 8, product=True) * size * length
+        vanished = inputs * self.outputs**0.5 * a + R * self.outputs + (self.outputs * inputs) ** 0.5 * ab
+        doubt = doubt + 2 * underflow(self.b.dtype, 1) * vanished
+        result: Tensor = (squared - 2 * inner + length.square()).clamp_min(0) + doubt
+        return result
 
     def _inner(self, matrix: Tensor) -> Tensor:
         """<g_i, matrix> for every unit."""

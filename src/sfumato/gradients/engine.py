@@ -95,7 +95,7 @@ def clipped_sum(
         for name, value in addends.sums():
             # One micro-batch is one sum in working precision; several are added up in float64.
             total[name] = total[name].double().add_(value) if name in total else value
-    return total
+    return {name: total[name] for name in params}
 
 
 def _slice(rows: slice, value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.errors import InvalidArgument, UnsupportedModel
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.contributions import Contribution, Dense, Shift, combined
-from sfumato.gradients.modes import TapMode, Trace
+from sfumato.gradients.modes import TapMode, Trace, module_of
 from sfumato.objective import Batch, Objective
 
 Augment = Callable[[Batch], Batch]
@@ -45,14 +45,14 @@ def rows_of(batch: Batch) -> int:
     sizes = {len(t) if t.ndim else -1 for t in tree_flatten(batch)[0] if isinstance(t, Tensor)}
     if len(sizes) != 1 or -1 in sizes:
         raise InvalidArgument(
-            f"The batch has tensors of {sorted(sizes)} rows: every tensor of a batch needs the examples in its first "
+            "The batch has tensors with different numbers of rows: every tensor of it needs the examples in its first "
             "dimension."
         )
     return sizes.pop()
 
 
 def check_losses(losses: Tensor, rows: int) -> None:
-    """One value per example, or a sentence that says what came instead."""
+    """One value per example. `rows` is shown, so it must be public: the probe's, not a sampled batch's."""
     if losses.shape != (rows,):
         raise InvalidArgument(
             f"loss returned shape {tuple(losses.shape)} for {rows} examples: return one value per example, for "
@@ -118,7 +118,7 @@ def _augmented(augment: Augment | None, batch: Batch) -> Batch:
     rows = rows_of(batch)
     batch = augment(batch)
     if rows_of(batch) != rows:
-        raise InvalidArgument(f"augment returned {rows_of(batch)} rows for {rows}: it must map row to row.")
+        raise InvalidArgument("augment returned another number of rows than it was given: it must map row to row.")
     return batch
 
 
@@ -135,7 +135,7 @@ def _pass(
 ) -> None:
     """One forward and backward pass; every use of a parameter reports to `collected`."""
     rows = rows_of(batch)
-    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     originals = dict(objective.module.named_parameters())
     mode = TapMode(
         leaves,
@@ -148,16 +148,17 @@ def _pass(
     )
     with torch.enable_grad(), mode:
         losses = objective.losses(leaves, batch)
-    check_losses(losses, rows)
+    if losses.shape != (rows,):  # the probe saw another shape; no numbers here, the sampled batch is private
+        raise UnsupportedModel("loss does not always return one value per example: make its shape that of the batch.")
     scale = torch.full((rows,), weight, dtype=losses.dtype, device=losses.device)
     if losses.requires_grad:
         losses.backward(  # type: ignore[no-untyped-call]
             scale if weights is None else scale * weights.to(scale)
         )
-    if any(leaf.grad is not None for leaf in leaves.values()):
+    if unseen := [name for name, leaf in leaves.items() if leaf.grad is not None]:
         raise UnsupportedModel(
-            "The model used a parameter in a way that its check did not show: make its control flow independent of "
-            "the data."
+            f"Module {module_of(unseen[0])!r} uses {unseen[0]!r} in a way that is not seen: make its control flow "
+            "independent of the data."
         )
     mode.finish()
 
