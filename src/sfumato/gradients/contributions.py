@@ -20,7 +20,7 @@ from torch import Tensor
 
 # The longest run of numbers that is summed in working precision before float64 takes over.
 _BLOCK = 256
-_PRODUCT_BLOCK = 64
+PRODUCT_BLOCK = 128
 
 
 def rounding(dtype: torch.dtype, length: int, *, product: bool = False) -> float:
@@ -31,7 +31,7 @@ def rounding(dtype: torch.dtype, length: int, *, product: bool = False) -> float
     `tests/gradients/test_safety.py` derives both.
     """
     accumulate = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    chain = min(length, _PRODUCT_BLOCK + 8) if product else min(length, _BLOCK) / 8 + 8
+    chain = min(length, PRODUCT_BLOCK + 8) if product else min(length, _BLOCK) / 8 + 8
     return chain * torch.finfo(accumulate).eps / 2
 
 
@@ -43,7 +43,7 @@ def underflow(dtype: torch.dtype, length: int) -> float:
 def gram(x: Tensor) -> Tensor:
     """(U, R, K) -> (U, R, R) inner products, as float64: blocks of K in working precision, then float64."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
-    for part in torch.split(x, _PRODUCT_BLOCK, dim=2):
+    for part in torch.split(x, PRODUCT_BLOCK, dim=2):
         total = total + torch.bmm(part, part.transpose(1, 2)).double()
     return total
 
@@ -149,6 +149,31 @@ def outer_ghost_pays(R: int, outputs: int, inputs: int) -> bool:
     return R == 1 or R * (outputs + inputs) <= 4 * outputs * inputs
 
 
+def around_origin(
+    squared: Tensor,
+    inner: Tensor | None,
+    origin: Tensor | None,
+    a: Tensor,
+    ab: Tensor,
+    size: Tensor,
+    sizes: tuple[int, int, int],
+) -> Tensor:
+    """|g - p|^2 = |g|^2 - 2<g, p> + |p|^2, plus a bound on what rounding can hide where the terms cancel.
+
+    `a` and `ab` bound sum |a_r| and sum |a_r||b_r| over the R factors of g; `size` is the latter after the scale, and
+    `origin` is scaled too. `inner` was computed in chains of at most a block.
+    """
+    if origin is None or inner is None:
+        return squared
+    R, outputs, inputs = sizes
+    length = origin.double().norm()
+    doubt = 2 * rounding(origin.dtype, inputs + 8, product=True) * size * length
+    vanished = inputs * outputs**0.5 * a + R * outputs + (outputs * inputs) ** 0.5 * ab
+    doubt = doubt + 2 * underflow(origin.dtype, 1) * vanished
+    result: Tensor = (squared - 2 * inner + length.square()).clamp_min(0) + doubt
+    return result
+
+
 class Outer(Contribution):
     """Gradients sum_r a_r (x) b_r of a matrix (O, I). `a` is (U, R, O), or (U, R) integer rows of one-hot vectors."""
 
@@ -197,7 +222,8 @@ class Outer(Contribution):
         gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).double() if self.one_hot else gram(self.a)
         error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
         squared, a, ab = factored_norms(gram_a, gram(self.b), error, least)
-        return self._around_origin(squared, a, ab, ab)
+        inner = None if shift.origin is None else self._inner(shift.origin)
+        return around_origin(squared, inner, shift.origin, a, ab, ab, (self.b.shape[1], self.outputs, self.b.shape[2]))
 
     def _prepare_single(self) -> Tensor:
         """R = 1: |ab'| = |a||b|, and |s * (ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2."""
@@ -206,7 +232,13 @@ class Outer(Contribution):
         a_squared = torch.ones_like(b_squared) if self.one_hot else squared_norms(self.a[:, 0])
         plain = a_squared * b_squared
         squared = plain if self._shift.scale is None else self._scaled_single(self._shift.scale)
-        return self._around_origin(squared, a_squared.sqrt(), plain.sqrt(), squared.sqrt())
+        origin, scale = self._shift.origin, self._shift.scale
+        inner = None
+        if origin is not None:
+            inner = self._inner(origin if scale is None else scale * scale * origin)
+            origin = origin if scale is None else scale * origin
+        sizes = (1, self.outputs, b.shape[1])
+        return around_origin(squared, inner, origin, a_squared.sqrt(), plain.sqrt(), squared.sqrt(), sizes)
 
     def _scaled_single(self, scale: Tensor) -> Tensor:
         """(a^2)' s^2 (b^2), each factor brought to at most 1 first so that no square overflows or vanishes unseen."""
@@ -225,31 +257,13 @@ class Outer(Contribution):
         squared = squared * (1 + (b.shape[1] + 8) * torch.finfo(b.dtype).eps) + underflow(b.dtype, 4 * entries)
         return squared * (most_a.double() * most_b.double() * most_s.double()).square()
 
-    def _around_origin(self, squared: Tensor, a: Tensor, ab: Tensor, size: Tensor) -> Tensor:
-        """|g - p|^2 = |g|^2 - 2<g, p> + |p|^2, plus a bound on what rounding can hide where the terms cancel.
-
-        `a` and `ab` bound sum |a_r| and sum |a_r||b_r|; `size` is the latter after the scale.
-        """
-        origin, scale = self._shift.origin, self._shift.scale
-        if origin is None:
-            return squared
-        R, inputs = self.b.shape[1:]
-        shifted = origin if scale is None else scale * origin
-        inner = self._inner(shifted if scale is None else scale * shifted)
-        length = shifted.double().norm()
-        doubt = 2 * rounding(self.b.dtype, inputs + 8, product=True) * size * length
-        vanished = inputs * self.outputs**0.5 * a + R * self.outputs + (self.outputs * inputs) ** 0.5 * ab
-        doubt = doubt + 2 * underflow(self.b.dtype, 1) * vanished
-        result: Tensor = (squared - 2 * inner + length.square()).clamp_min(0) + doubt
-        return result
-
     def _inner(self, matrix: Tensor) -> Tensor:
         """<g_i, matrix> for every unit."""
         if self.one_hot:
             return (matrix[self.a] * self.b).double().sum((1, 2))
         total = torch.zeros((), dtype=torch.float64, device=self.b.device)
         for b, columns in zip(
-            torch.split(self.b, _PRODUCT_BLOCK, 2), torch.split(matrix, _PRODUCT_BLOCK, 1), strict=True
+            torch.split(self.b, PRODUCT_BLOCK, 2), torch.split(matrix, PRODUCT_BLOCK, 1), strict=True
         ):
             total = total + ((b @ columns.T) * self.a).double().sum((1, 2))
         return total

@@ -31,8 +31,8 @@ class Performance:
     micro_batch: int | None = None
     ghost: bool | None = None
     only_fallback: bool = False
-    instantiated_bytes: int = 64 << 20
-    activation_bytes: int = 160 << 20
+    instantiated_bytes: int = 96 << 20
+    activation_bytes: int = 320 << 20
     load_rows: int = 256
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ x and dy, take the norm from Gram matrices of patches and dy, and form the weigh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.gradients.contributions import Contribution, Dense, Outer, Shift, shifted_sum
+from sfumato.gradients.contributions import (
+    PRODUCT_BLOCK,
+    Contribution,
+    Dense,
+    Shift,
+    around_origin,
+    factored_norms,
+    gram,
+    rounding,
+    shifted_sum,
+    underflow,
+)
 from sfumato.gradients.rules.call import Call
 
 
@@ -94,10 +106,10 @@ class Convolution(Contribution):
         R, outputs, inputs = self.sizes
         pointwise = math.prod(self.geometry.kernel) == 1
         large = outputs * inputs >= 100_000
-        if self.geometry.groups == 1 and (pointwise or inputs <= 32 or (large and R < 128)):
+        if self.geometry.groups == 1 and (pointwise or inputs <= 32 or (outputs * inputs >= 200_000 and R < 128)):
             a, b = self._factors()
             return torch.bmm(a, b.transpose(1, 2)).reshape(self.units, *self.weight.shape)
-        if large or self.fold > 1:
+        if (large and R >= 128) or self.fold > 1:
             gradients = torch.empty(self.units, *self.weight.shape, dtype=self.x.dtype, device=self.x.device)
             for unit, (x, dy) in enumerate(
                 zip(torch.split(self.x, self.fold), torch.split(self.dy, self.fold), strict=True)
@@ -122,11 +134,41 @@ class Convolution(Contribution):
         return a, b
 
     def prepare(self, shift: Shift) -> Tensor:
+        """Norms without patches: the Gram matrix of patches is a sum of shifted Gram matrices of pixels."""
         self._shift = shift
-        a, b = self._factors()
-        outer = Outer(a.transpose(1, 2), b.transpose(1, 2), a.shape[1])
-        origin = None if shift.origin is None else shift.origin.reshape(len(shift.origin), -1)
-        return outer.prepare(Shift(origin, None))
+        R, outputs, inputs = self.sizes
+        dy, x = (t.reshape(self.units, self.fold, t.shape[1], -1) for t in (self.dy, self.x))
+        dy, x = (t.transpose(2, 3).reshape(self.units, -1, t.shape[2]) for t in (dy, x))
+        error, least = rounding(self.x.dtype, inputs, product=True), underflow(self.x.dtype, inputs)
+        squared, a, ab = factored_norms(gram(dy), self._patch_gram(gram(x)), error, least)
+        inner = None
+        if shift.origin is not None:
+            # In chunks of channels, so that no chain of additions outgrows the bound on its rounding.
+            inner = torch.zeros_like(squared)
+            step = max(1, PRODUCT_BLOCK // math.prod(self.geometry.kernel))
+            for x_part, p_part in zip(torch.split(self.x, step, 1), torch.split(shift.origin, step, 1), strict=True):
+                forward = self.geometry.forward(x_part.contiguous(), p_part.contiguous())
+                inner += (forward * self.dy).reshape(self.units, -1).double().sum(1)
+        return around_origin(squared, inner, shift.origin, a, ab, ab, (R, outputs, inputs))
+
+    def _patch_gram(self, pixels: Tensor) -> Tensor:
+        """(units, R, R) inner products of patches, from those of pixels: one shifted copy per tap of the kernel."""
+        d, g = len(self.geometry.kernel), self.geometry
+        inside, outside = self.x.shape[2:], self.dy.shape[2:]
+        pixels = pixels.reshape(self.units, self.fold, *inside, self.fold, *inside)
+        pads = [p for p in reversed(g.padding) for _ in range(2)]
+        pixels = F.pad(pixels, [*pads, 0, 0, *pads])
+        total: Tensor | None = None
+        for tap in itertools.product(*(range(k) for k in g.kernel)):
+            window = tuple(
+                slice(t * dil, t * dil + s * (n - 1) + 1, s)
+                for t, dil, s, n in zip(tap, g.dilation, g.stride, outside, strict=True)
+            )
+            part = pixels[(slice(None), slice(None), *window, slice(None), *window)]
+            total = part.clone() if total is None else total.add_(part)
+        assert total is not None
+        assert total.ndim == 2 * d + 3
+        return total.reshape(self.units, self.fold * math.prod(outside), -1)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         rows = factors.to(self.dy.dtype).repeat_interleave(self.fold)
