@@ -60,6 +60,10 @@ class Objective:
         """The trainable parameters by name, detached; shared storage is named once (tied weights)."""
         return {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
 
+    def frozen(self) -> list[Tensor]:
+        """The parameters that are not trained; a forward pass must not write to them."""
+        return [p for p in self.module.parameters() if not p.requires_grad]
+
     def losses(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Per-example losses at `params`. The module's own parameters and buffers are neither read nor written.
 

@@ -8,7 +8,7 @@ the units. (4) `privatize` adds noise in proportion to the unit, once. Everythin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -102,7 +102,7 @@ class Private:
         if records_per_user < 1:
             raise InvalidArgument(f"records_per_user={records_per_user} must be at least 1.")
         source = as_source(data)
-        groups = None if users is None else _group(np.asarray(users), len(source), records_per_user)
+        groups = None if users is None else _group(np.asanyarray(users), len(source), records_per_user)
         present = len(source) if groups is None else len(groups)
         if size is None and adjacency is Adjacency.REPLACE_ONE:
             size = present  # public under replace-one, where neighbours have equally many units
@@ -193,7 +193,7 @@ class Private:
         with self._inside():
             sample = self._sample(mechanism.sampler.draw(self._present, self._noise.sampling))
             if isinstance(question, Sealed):
-                return question.run(sample, lambda exact: self._privatized(exact, question, mechanism))
+                return question.run(sample, self._sealed(question, mechanism))
             noisy = self._privatized(question.exact(sample), question, mechanism)
         return question.release(noisy, mechanism.sampler.expected)
 
@@ -218,12 +218,29 @@ class Private:
                 "try it on public or made-up rows with seed=NotPrivateSeed(0) to see it."
             ) from None
 
+    def _sealed(self, question: Sealed, mechanism: Mechanism) -> Callable[[Exact], Any]:
+        """Lends a sealed question its noise, as often as its proof allows."""
+        left = question.releases
+
+        def noisy(exact: Exact) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise SfumatoError(
+                    f"{question.kind()} drew noise more than releases={question.releases} times: declare how often its "
+                    "proof allows."
+                )
+            return self._privatized(exact, question, mechanism)
+
+        return noisy
+
     def _privatized(self, exact: Exact, question: Question | Sealed, mechanism: Mechanism) -> Any:
         symmetric = isinstance(question, Question) and question.symmetric
         return privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=symmetric)
 
     def _mechanism(self, line: Planned) -> Mechanism:
         question, noise, sampler, times = line
+        times = times.item() if hasattr(times, "item") else times  # numpy's whole numbers are whole numbers
         # One of these very classes: a subclass could draw otherwise than its parent is charged for.
         if type(sampler) not in (Poisson, FixedSize, FullBatch) or sampler.size != self.size:
             raise InvalidArgument(
@@ -242,7 +259,11 @@ class Private:
                 f"noise={noise!r} does not fit {cls.kind()}: counts take discrete noise, others Gaussian."
             )
         return Mechanism(
-            question=cls.kind(), noise=noise, sampler=sampler, times=times, replace_factor=cls.replace_factor
+            question=cls.kind(),
+            noise=noise,
+            sampler=sampler,
+            times=times,
+            replace_factor=cls.replace_factor,
         )
 
     def _check(self, question: Question | Sealed) -> None:
@@ -372,12 +393,11 @@ def _adjacency(value: Adjacency | str) -> Adjacency:
 
 def _group(users: np.ndarray[Any, Any], rows: int, cap: int) -> list[Indices]:
     """Row numbers by user, at most `cap` each, in the order of the data."""
-    if users.ndim != 1 or len(users) != rows:
-        raise InvalidArgument("users must hold one id per row of the data.")
-    if (users.dtype.kind == "f" and np.isnan(users).any()) or (users.dtype.kind == "O" and None in users):
-        raise InvalidArgument("users has missing ids: give every row an id, since nobody can be protected without one.")
-    order = np.argsort(users, kind="stable")
-    starts = (
-        np.flatnonzero(np.r_[True, users[order][1:] != users[order][:-1]]) if rows else np.array([], dtype=np.int64)
-    )
-    return [group[:cap].astype(np.int64) for group in np.split(order, starts[1:])] if rows else []
+    if isinstance(users, np.ma.MaskedArray) or users.ndim != 1 or len(users) != rows:
+        raise InvalidArgument("users must hold one id per row of the data, as a plain array.")
+    groups: dict[Any, list[int]] = {}
+    for row, user in enumerate(users.tolist()):
+        if user is None or user != user:  # NaN and NaT differ from themselves
+            raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
+        groups.setdefault(user, []).append(row)
+    return [np.array(group[:cap], dtype=np.int64) for group in groups.values()]

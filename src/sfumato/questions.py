@@ -375,7 +375,7 @@ class NoisyArgmin(_OfRows):
 
 
 def _check_bound(bound: float) -> None:
-    if not (math.isfinite(bound) and bound > 0):
+    if not 1e-100 < bound < 1e100:  # far inside float64, whose squares must neither vanish nor overflow
         raise InvalidArgument(f"bound={bound} must be positive and finite: it is what one row can contribute.")
 
 
@@ -432,8 +432,10 @@ class Sealed(_Base):
 
     For objective and output perturbation and PNSGD, whose proofs hide the iterates. `run` may look at all rows; what
     it returns must have passed through `noisy`, which adds the noise that was charged; the method's own proof says how
-    often it may be called.
+    often it may be called: `releases`, once by default.
     """
+
+    releases: ClassVar[int] = 1
 
     @property
     @abstractmethod

@@ -98,10 +98,10 @@ def train(
     objective = private.objective
     if objective is None or objective.module is not model:
         raise InvalidArgument("model must be the module of private.objective: make both from one Objective.")
-    if steps < 1:
-        raise InvalidArgument(f"steps={steps} must be at least 1.")
-    if reserve < 0:
-        raise InvalidArgument(f"reserve={reserve} must not be negative.")
+    if not isinstance(steps, int) or steps < 1:
+        raise InvalidArgument(f"steps={steps} must be a whole number of at least 1.")
+    if not isinstance(reserve, int) or reserve < 0:
+        raise InvalidArgument(f"reserve={reserve} must be a whole number, and not negative.")
     if (sampler is None) == (batch_size is None):
         raise InvalidArgument("Give either batch_size or sampler: how many units take part in a step.")
     if budget is not None and noise is not None:

@@ -89,6 +89,11 @@ class Contribution(ABC):
     def prepare(self, shift: Shift) -> Tensor:
         """Fix the shift; return an upper bound (U,) float64 on the squared norms of the shifted vectors."""
 
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The lowest precision in it."""
+
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """sum_i factors_i * scale * (g_i - origin), in the parameter's shape. Units with factor 0 must add nothing."""
@@ -122,6 +127,10 @@ class Dense(Contribution):
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gradients.dtype
 
     def dense(self) -> Tensor:
         return self.gradients
@@ -180,6 +189,10 @@ class Outer(Contribution):
     def __init__(self, a: Tensor, b: Tensor, outputs: int) -> None:
         self.a, self.b, self.outputs = a, b, outputs
         self._shift = Shift(None, None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.b.dtype if self.one_hot or self.a.dtype == self.b.dtype else torch.float16
 
     @property
     def one_hot(self) -> bool:

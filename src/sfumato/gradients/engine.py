@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_map
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.contributions import outer_ghost_pays
+from sfumato.gradients.gradient import Gradient
 from sfumato.gradients.modes import Trace
-from sfumato.gradients.passes import Augment, Performance, per_unit, rows_of
+from sfumato.gradients.passes import Augment, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probe import Probe
 from sfumato.gradients.rules import convolution
 from sfumato.objective import Batch, Objective
@@ -74,32 +75,45 @@ def clipped_sum(
     probe = probe or Probe.of(objective)
     found = probe.trace(params, batch)
     size = performance.micro_batch or _micro_batch(found, params, clip, performance, units.records * views, count)
+    size = min(size, _most_in_one_sum(params, clip))
     for start in range(0, count, size):
         stop = min(start + size, count)
         rows = slice(start * units.records, stop * units.records)
         part = tree_map(partial(_slice, rows), batch)
         weights = None if units.weights is None else units.weights[rows]
-        addends = per_unit(
-            objective,
-            params,
-            part,
-            found,
-            count=stop - start,
-            views=views,
-            augment=augment,
-            offsets=offsets,
-            weights=weights,
-            clip=clip,
-            performance=performance,
-        )
-        for name, value in addends.sums():
-            # One micro-batch is one sum in working precision; several are added up in float64.
-            total[name] = total[name].double().add_(value) if name in total else value
+        with exact_products():
+            addends = per_unit(
+                objective,
+                params,
+                part,
+                found,
+                count=stop - start,
+                views=views,
+                augment=augment,
+                offsets=offsets,
+                weights=weights,
+                clip=clip,
+                performance=performance,
+            )
+            for name, value in addends.sums():
+                # One micro-batch is one sum in working precision; several are added up in float64.
+                total[name] = total[name].double().add_(value) if name in total else value
     return {name: total[name] for name in params}
 
 
 def _slice(rows: slice, value: Any) -> Any:
     return value[rows] if isinstance(value, Tensor) else value
+
+
+def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
+    """How many units may be summed in working precision before float64 takes over.
+
+    A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of length n (C + |p|).
+    """
+    eps = max(torch.finfo(p.dtype).eps for p in params.values())
+    shifted = clip.restore(Gradient({n: torch.zeros_like(p) for n, p in params.items()}))
+    longest = 1.0 + float(shifted.norm()) / clip.norm
+    return max(1, int(1e-3 / (2 * eps * longest)))
 
 
 def _micro_batch(

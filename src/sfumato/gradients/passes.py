@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,20 @@ class Addends:
         """The weighted sums, parameter by parameter; each contribution is let go once it is summed."""
         for name in list(self.contributions):
             yield name, self.contributions.pop(name).weighted_sum(self.factors)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Matrix products in full float32: under TF32 or bfloat16 the bounds on rounding would not hold."""
+    precision = torch.get_float32_matmul_precision()
+    tf32 = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def per_unit(
@@ -146,20 +161,23 @@ def _pass(
         add=collected.add,
         only_fallback=performance.only_fallback,
     )
+    frozen = [p._version for p in objective.frozen()]
     with torch.enable_grad(), mode:
         losses = objective.losses(leaves, batch)
     if losses.shape != (rows,):  # the probe saw another shape; no numbers here, the sampled batch is private
         raise UnsupportedModel("loss does not always return one value per example: make its shape that of the batch.")
     scale = torch.full((rows,), weight, dtype=losses.dtype, device=losses.device)
+    reached = [False]
     if losses.requires_grad:
-        losses.backward(  # type: ignore[no-untyped-call]
-            scale if weights is None else scale * weights.to(scale)
-        )
-    if unseen := [name for name, leaf in leaves.items() if leaf.grad is not None]:
+        scale = scale if weights is None else scale * weights.to(scale)
+        reached = mode.tape.differentiate(losses, scale, list(leaves.values()))
+    if unseen := [name for name, was in zip(leaves, reached, strict=False) if was]:
         raise UnsupportedModel(
             f"Module {module_of(unseen[0])!r} uses {unseen[0]!r} in a way that is not seen: make its control flow "
             "independent of the data."
         )
+    if frozen != [p._version for p in objective.frozen()]:
+        raise UnsupportedModel("The model writes to a frozen parameter while it computes: switch that off.")
     mode.finish()
 
 
@@ -183,6 +201,11 @@ class _Collected:
         self._squared: list[Tensor] = []
 
     def add(self, name: str, contribution: Contribution) -> None:
+        if contribution.dtype != self._params[name].dtype:
+            raise UnsupportedModel(
+                f"Module {module_of(name)!r} computes in {contribution.dtype} (autocast?), in which sums of bounded "
+                f"contributions are not themselves bounded: compute in {self._params[name].dtype}."
+            )
         parts = self._parts[name]
         parts.append(contribution)
         if name in self._once:

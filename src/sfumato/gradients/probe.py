@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.errors import UnsupportedModel
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
-from sfumato.gradients.passes import Performance, check_losses, per_unit, rows_of
+from sfumato.gradients.passes import Performance, check_losses, exact_products, per_unit, rows_of
 from sfumato.gradients.rules.call import Key
 from sfumato.objective import Batch, Objective
 
@@ -152,11 +152,11 @@ def _by_autograd(
     leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     # A module that keeps its own reference to a parameter (nn.LSTM) is read at its own values: lend it those.
     with torch.enable_grad():
-        losses = objective.losses(leaves, batch)
-        for name, p in params.items():
-            if not torch.allclose(
-                leaves[name], p, 0, 0, equal_nan=True
-            ):  # as max_norm does, for the tokens it is shown
+        frozen = {n: p for n, p in objective.module.named_parameters() if n not in params}
+        lent = leaves | {n: p.detach().clone() for n, p in frozen.items()}
+        losses = objective.losses(lent, batch)
+        for name, p in {**params, **frozen}.items():
+            if not torch.allclose(lent[name], p, 0, 0, equal_nan=True):  # as max_norm does, for the tokens it is shown
                 raise UnsupportedModel(
                     f"module {module_of(name)!r} writes to its parameter {name!r} while it computes, which would leave "
                     "a trace of private rows in it: switch that off, for instance max_norm."
@@ -239,7 +239,7 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
         distance, worst = _engine_distance(objective, params, rows, found, gradients)
     if distance > tolerance:
         raise UnsupportedModel(
-            f"The per-example gradient of {worst!r} does not agree with autograd (relative error {distance:.1e}): "
+            f"The per-example gradient of {worst!r} does not agree with autograd: "
             f"module {module_of(worst)!r} uses its parameters in a way that is not seen (compiled, checkpointed or "
             "random code); replace it or freeze it."
         )
@@ -279,7 +279,10 @@ def _engine_distance(
 ) -> tuple[float, str]:
     """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
     torch.manual_seed(0)
-    addends = per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
+    with exact_products():
+        addends = per_unit(
+            objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance()
+        )
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):
         pick = torch.zeros_like(addends.factors)

@@ -6,7 +6,7 @@ there are fold = rows / units rows to a unit (its records x views), and rules su
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ class Tape:
         self.rows, self.units, self._add = rows, units, add
         # Makes every tapped operation part of the graph, also where its input needs no gradient (the first layer).
         self.tap = torch.zeros((), requires_grad=True)
+        self._copies: list[tuple[Tensor, Tensor]] = []
 
     @property
     def fold(self) -> int:
@@ -63,6 +64,25 @@ class Tape:
         if self.fold == 1:
             return rows_first
         return rows_first.reshape(self.units, self.fold, *rows_first.shape[1:]).sum(1)
+
+    def copies(self, parameter: Tensor) -> Tensor:
+        """One copy of the parameter per row, as a stride-0 view; its gradient is recorded per unit."""
+        rows = parameter.detach().expand(self.rows, *parameter.shape).requires_grad_()
+        self._copies.append((parameter, rows))
+        return rows
+
+    def differentiate(self, losses: Tensor, weights: Tensor, leaves: Sequence[Tensor]) -> list[bool]:
+        """Run the backward pass; say which of `leaves` autograd reached, which no tapped use may let it.
+
+        Only what is asked for gets a gradient: a trainable tensor outside the objective (a temperature in the loss,
+        say) must not find the exact private gradient in its `.grad`.
+        """
+        copies = [rows for _, rows in self._copies]
+        gradients = torch.autograd.grad(losses, [self.tap, *copies, *leaves], weights, allow_unused=True)
+        for (parameter, _), gradient in zip(self._copies, gradients[1 : 1 + len(copies)], strict=True):
+            if gradient is not None:
+                self.add_rows(parameter, gradient)
+        return [gradient is not None for gradient in gradients[1 + len(copies) :]]
 
     def add(self, parameter: Tensor, contribution: Contribution) -> None:
         self._add(parameter, contribution)

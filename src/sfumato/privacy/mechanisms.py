@@ -63,8 +63,8 @@ class Mechanism:
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.times < 1:
-            raise InvalidArgument(f"times={self.times} must be at least 1.")
+        if not isinstance(self.times, int) or self.times < 1:
+            raise InvalidArgument(f"times={self.times} must be a whole number of at least 1.")
         if not 1.0 <= self.replace_factor <= 2.0:
             raise InvalidArgument(f"replace_factor={self.replace_factor} must lie between 1 and 2.")
 

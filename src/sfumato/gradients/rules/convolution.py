@@ -87,6 +87,10 @@ class Convolution(Contribution):
         self._shift = Shift(None, None)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.x.dtype if self.x.dtype == self.dy.dtype else torch.float16
+
+    @property
     def fold(self) -> int:
         return len(self.x) // self.units
 

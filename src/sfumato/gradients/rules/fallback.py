@@ -44,16 +44,6 @@ def expanded_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return [before if size == -1 else size for size, before in zip(sizes, aligned, strict=True)]
 
 
-def copies(call: Call, parameter: Tensor) -> Tensor:
-    """One copy of the parameter per row, whose gradient is recorded per unit."""
-    tape = call.tape
-    rows = parameter.detach().expand(tape.rows, *parameter.shape).requires_grad_()
-    rows.register_hook(  # type: ignore[no-untyped-call]
-        lambda gradient: tape.add_rows(parameter, gradient)
-    )
-    return rows
-
-
 def by_vmap(call: Call) -> Any:
     rows = call.tape.rows
     if call.func in EXPANSIONS:
@@ -66,7 +56,7 @@ def by_vmap(call: Call) -> Any:
         layout = call.site.arguments.get(position)
         if call.is_tracked(value):
             with torch.enable_grad():
-                value, dim = copies(call, value), 0
+                value, dim = call.tape.copies(value), 0
         elif layout is not None:
             value, dim = layout.split(value, rows)
         else:
@@ -109,7 +99,7 @@ def _expand(call: Call) -> Tensor:
     if repeated != 1:
         raise TypeError("it repeats a parameter several times per example")
     with torch.enable_grad():
-        rows = copies(call, parameter)
+        rows = call.tape.copies(parameter)
         aligned = rows.reshape(call.tape.rows, *[1] * (len(sizes) - parameter.ndim), *parameter.shape)
         moved = aligned.movedim(0, dim).squeeze(dim + 1)
         if call.func is Tensor.repeat:

@@ -1,0 +1,188 @@
+"""Ways to leak that a reviewer found once: each stays shut."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sfumato import Budget, Clip, Gradient, GradientMean, NoisyMean, Objective, Planned, Private, cross_entropy
+from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
+from sfumato.gradients import clipped_sum
+from sfumato.privacy.mechanisms import Gaussian, Mechanism
+from sfumato.questions import Sealed
+
+
+def private(data: Any, objective: Objective | None = None, **options: Any) -> Private:
+    return Private(data, name="people", size=200, objective=objective, budget=Budget(1.0, 1e-6), **options)
+
+
+def pairs(rows: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(rows, 4), torch.randint(0, 2, (rows,))
+
+
+def ask_once(door: Private, objective: Objective, **options: Any) -> Gradient:
+    question = GradientMean(objective.parameters(), Clip(1.0), **options)
+    answer: Gradient = door.ask(question, noise=50.0, sampler=door.everyone())
+    return answer
+
+
+def test_a_trainable_tensor_outside_the_model_gets_no_private_gradient() -> None:
+    temperature = nn.Parameter(torch.ones(2))
+    objective = Objective(nn.Linear(4, 2), lambda m, b: F.cross_entropy(m(b[0]) * temperature, b[1], reduction="none"))
+    ask_once(private(pairs(), objective), objective)
+    assert temperature.grad is None
+
+
+def test_a_frozen_table_is_not_rewritten_by_private_tokens() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 4, max_norm=0.1).requires_grad_(False)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(tokens).mean(1))
+
+    module = Bag()
+    before = module.table.weight.clone()
+    objective = Objective(module, cross_entropy)
+    door = private((torch.randint(0, 50, (200, 3)), torch.randint(0, 2, (200,))), objective)
+    with pytest.raises(UnsupportedModel, match=r"table.*max_norm"):
+        ask_once(door, objective)
+    assert torch.equal(module.table.weight, before)
+    assert door.account.epsilon_spent() == 0
+
+
+def test_half_precision_inside_the_model_is_refused() -> None:
+    def loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = module(batch[0])
+        return F.cross_entropy(out.float(), batch[1], reduction="none")
+
+    objective = Objective(nn.Linear(4, 2), loss)
+    with pytest.raises(SfumatoError):
+        ask_once(private(pairs(), objective), objective)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([1.0, np.nan] * 100, dtype=object),
+        np.array(["2020-01-01", "NaT"] * 100, dtype="datetime64[D]"),
+        np.ma.array([1, 2] * 100, mask=[0, 1] * 100),
+        np.array([1.0, np.nan] * 100),
+    ],
+    ids=["object", "dates", "masked", "floats"],
+)
+def test_missing_user_ids_are_refused(ids: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="users"):
+        Private(pairs(), name="people", size=2, unit="user", users=ids, budget=Budget(1.0, 1e-6))
+
+
+def test_equal_ids_are_one_user_in_any_order() -> None:
+    ids = np.array(["a", "b", 3, "a", 3, "c"], dtype=object)
+    door = Private(
+        torch.ones(6, 1), name="people", size=4, unit="user", users=ids, reduction="sum", budget=Budget(50.0, 1e-6)
+    )
+    total = door.ask(NoisyMean(lambda rows: rows, bound=1.0), noise=0.5, sampler=door.everyone()) * 4
+    assert abs(float(total) - 4) < 3.5  # four users of at most 1 each, not six rows
+    assert len(door._groups or []) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 5000])
+def test_a_good_and_large_origin_does_not_drown_the_sum_in_rounding(rows: int) -> None:
+    """All gradients lie near a huge origin: taking one row away moves the sum by its own small addend only."""
+    torch.manual_seed(0)
+    centre = torch.randn(64) * 60
+    x = centre + 0.001 * torch.randn(rows + 1, 64)
+    objective = Objective(nn.Linear(64, 10, bias=False), lambda m, b: m(b).sum(1))
+    params = objective.parameters()
+    origin = Gradient({"weight": centre.expand(10, 64).contiguous()})
+    clip = Clip(1.0, origin=origin)
+    with_row = clipped_sum(objective, params, x, clip=clip)["weight"].double()
+    without = clipped_sum(objective, params, x[:-1], clip=clip)["weight"].double()
+    own = (x[-1] - centre).double().norm() * 10**0.5
+    assert float((with_row - without).norm()) <= float(own) + 0.02
+
+
+def test_a_million_rows_are_not_one_float32_sum() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(300_000, 4) + 0.5
+    objective = Objective(nn.Linear(4, 2, bias=False), lambda m, b: m(b).sum(1))
+    params = objective.parameters()
+    difference = clipped_sum(objective, params, x, clip=Clip(1.0))["weight"].double()
+    difference -= clipped_sum(objective, params, x[1:], clip=Clip(1.0))["weight"].double()
+    assert float(difference.norm()) <= 1.01
+
+
+def test_part_of_an_answer_cannot_be_bought() -> None:
+    door = private(pairs())
+    for times in (1.0001, 2.0, 0):
+        with pytest.raises(InvalidArgument, match="times"):
+            Mechanism(question="GradientMean", noise=Gaussian(1.0), sampler=door.everyone(), times=times)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="times"):
+            door.plan(Planned(NoisyMean, 50.0, door.everyone(), times))  # type: ignore[arg-type]
+
+
+def test_a_sealed_question_draws_noise_as_often_as_it_declares() -> None:
+    class Repeated(Sealed):
+        releases: ClassVar[int] = 2
+        draws = 2
+
+        @property
+        def unit(self) -> float:
+            return 1.0
+
+        def run(self, sample: Any, noisy: Any) -> Any:
+            return [noisy(torch.zeros(1, dtype=torch.float64)) for _ in range(type(self).draws)]
+
+    door = private(pairs())
+    answers = door.ask(Repeated(), noise=20.0, sampler=door.everyone())
+    assert len({float(a) for a in answers}) == 2
+    Repeated.draws = 3
+    with pytest.raises(SfumatoError, match="releases"):
+        door.ask(Repeated(), noise=20.0, sampler=door.everyone())
+
+
+@pytest.mark.parametrize("source", ["numpy", "own generator"])
+def test_mixing_by_other_generators_is_refused(source: str) -> None:
+    generator = torch.Generator()
+
+    def mix_up(batch: Any) -> Any:
+        rows = len(batch[0])
+        order = (
+            torch.from_numpy(np.random.permutation(rows))  # noqa: NPY002
+            if source == "numpy"
+            else torch.randperm(rows, generator=generator)
+        )
+        return (batch[0] + batch[0][order]) / 2, batch[1]
+
+    objective = Objective(nn.Linear(4, 2), cross_entropy)
+    with pytest.raises(InvalidArgument, match="augment"):
+        ask_once(private(pairs(), objective), objective, augment=mix_up)
+
+
+def test_a_tiny_private_mean_is_still_a_private_mean() -> None:
+    door = private(torch.rand(200, 3) * 1e-8)
+    question = NoisyMean(lambda rows: rows - rows.mean(0), bound=1e-8, width=3)
+    with pytest.raises(InvalidArgument, match="row_map"):
+        door.ask(question, noise=50.0, sampler=door.everyone())
+
+
+def test_low_precision_products_are_switched_off_and_back_on() -> None:
+    objective = Objective(nn.Linear(64, 10), lambda m, b: m(b).square().sum((1, 2)))
+    x = torch.randn(6, 5, 64)
+    exact = clipped_sum(objective, objective.parameters(), x, clip=Clip(1.0))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        again = clipped_sum(objective, objective.parameters(), x, clip=Clip(1.0))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert all(torch.equal(exact[n], again[n]) for n in exact)
