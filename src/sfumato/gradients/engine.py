@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.contributions import outer_ghost_pays
-from sfumato.gradients.gradient import Gradient
 from sfumato.gradients.modes import Trace
 from sfumato.gradients.passes import Augment, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probe import Probe
@@ -111,8 +110,10 @@ def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
     A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of length n (C + |p|).
     """
     eps = max(torch.finfo(p.dtype).eps for p in params.values())
-    shifted = clip.restore(Gradient({n: torch.zeros_like(p) for n, p in params.items()}))
-    longest = 1.0 + float(shifted.norm()) / clip.norm
+    longest = 1.0
+    if clip.origin is not None:
+        shifted = clip.origin if clip.scale is None else clip.scale * clip.origin
+        longest += float(shifted.norm()) / clip.norm
     return max(1, int(1e-3 / (2 * eps * longest)))
 
 
@@ -131,6 +132,8 @@ def _micro_batch(
     size = sum(p.numel() * p.element_size() for name, p in params.items() if instantiated(name, p))
     width = max(p.element_size() for p in params.values())
     activations = 2 * found.outputs * fold * width  # inputs and gradients of every use
-    most = min(performance.instantiated_bytes // max(1, size), performance.activation_bytes // max(1, activations))
+    # A part costs some passes over the parameters, whatever its size: models with many get larger parts.
+    room = performance.activation_bytes + 25 * sum(p.numel() * p.element_size() for p in params.values())
+    most = min(performance.instantiated_bytes // max(1, size), room // max(1, activations))
     parts = math.ceil(count / max(1, most))
     return math.ceil(count / parts)

@@ -33,7 +33,7 @@ class Performance:
     ghost: bool | None = None
     only_fallback: bool = False
     instantiated_bytes: int = 96 << 20
-    activation_bytes: int = 320 << 20
+    activation_bytes: int = 32 << 20
     load_rows: int = 256
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ class Geometry:
 
 def ghost_pays(R: int, outputs: int, inputs: int) -> bool:
     """Late layers, with few positions and many channels; measured on WRN-16-4 and a small ConvNet."""
-    return 3 * R * (outputs + inputs) <= outputs * inputs
+    return 3 * R * (outputs + inputs) <= 2 * outputs * inputs
 
 
 class Convolution(Contribution):
@@ -138,13 +138,15 @@ class Convolution(Contribution):
         return a, b
 
     def prepare(self, shift: Shift) -> Tensor:
-        """Norms without patches: the Gram matrix of patches is a sum of shifted Gram matrices of pixels."""
+        """Norms from the Gram matrices of dy and of patches."""
         self._shift = shift
         R, outputs, inputs = self.sizes
-        dy, x = (t.reshape(self.units, self.fold, t.shape[1], -1) for t in (self.dy, self.x))
-        dy, x = (t.transpose(2, 3).reshape(self.units, -1, t.shape[2]) for t in (dy, x))
+        if math.prod(self.x.shape[2:]) <= math.prod(self.dy.shape[2:]):
+            patches = self._patch_gram(gram(self._vectors(self.x.flatten(2))))
+        else:  # a stride: there are fewer patches than pixels
+            patches = gram(self._vectors(self.geometry.patches(self.x)))
         error, least = rounding(self.x.dtype, inputs, product=True), underflow(self.x.dtype, inputs)
-        squared, a, ab = factored_norms(gram(dy), self._patch_gram(gram(x)), error, least)
+        squared, a, ab = factored_norms(gram(self._vectors(self.dy.flatten(2))), patches, error, least)
         inner = None
         if shift.origin is not None:
             # In chunks of channels, so that no chain of additions outgrows the bound on its rounding.
@@ -155,8 +157,13 @@ class Convolution(Contribution):
                 inner += (forward * self.dy).reshape(self.units, -1).double().sum(1)
         return around_origin(squared, inner, shift.origin, a, ab, ab, (R, outputs, inputs))
 
+    def _vectors(self, t: Tensor) -> Tensor:
+        """(rows, K, positions) -> (units, R, K)."""
+        t = t.transpose(1, 2)
+        return t if self.fold == 1 else t.reshape(self.units, -1, t.shape[2])
+
     def _patch_gram(self, pixels: Tensor) -> Tensor:
-        """(units, R, R) inner products of patches, from those of pixels: one shifted copy per tap of the kernel."""
+        """Inner products of patches without making patches: those of pixels, shifted once per tap and added up."""
         d, g = len(self.geometry.kernel), self.geometry
         inside, outside = self.x.shape[2:], self.dy.shape[2:]
         pixels = pixels.reshape(self.units, self.fold, *inside, self.fold, *inside)
