@@ -331,6 +331,13 @@ class TapMode(ParameterMode):
 
     def finish(self) -> None:
         """After the backward pass: carry contributions of derived tensors back to the parameters themselves."""
+        self._carry_back()
+        # The mode and its tape know each other; what they hold must not wait for the garbage collector.
+        self.tape.close()
+        self.tracked.clear()
+        self._derived.clear()
+
+    def _carry_back(self) -> None:
         for key, parts in self._derived.items():
             tracked = self.tracked[key]
             rows = parts[0].dense()

@@ -150,7 +150,7 @@ def _pass(
 ) -> None:
     """One forward and backward pass; every use of a parameter reports to `collected`."""
     rows = rows_of(batch)
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     originals = dict(objective.module.named_parameters())
     mode = TapMode(
         leaves,
@@ -161,7 +161,8 @@ def _pass(
         add=collected.add,
         only_fallback=performance.only_fallback,
     )
-    frozen = [p._version for p in objective.frozen()]
+    lent = [*params.values(), *objective.frozen()]
+    before = [p._version for p in lent]
     with torch.enable_grad(), mode:
         losses = objective.losses(leaves, batch)
     if losses.shape != (rows,):  # the probe saw another shape; no numbers here, the sampled batch is private
@@ -176,8 +177,11 @@ def _pass(
             f"Module {module_of(unseen[0])!r} uses {unseen[0]!r} in a way that is not seen: make its control flow "
             "independent of the data."
         )
-    if frozen != [p._version for p in objective.frozen()]:
-        raise UnsupportedModel("The model writes to a frozen parameter while it computes: switch that off.")
+    if before != [p._version for p in lent]:  # the probe, which lends copies, did not see that
+        raise UnsupportedModel(
+            "The model writes to its parameters for some rows, so that they now hold traces of private data: discard "
+            "them, and switch that off."
+        )
     mode.finish()
 
 
@@ -218,6 +222,7 @@ class _Collected:
         whole = combined(parts, self._shifts[name], ghost=self._performance.ghost)
         self._squared.append(whole.prepare(self._shifts[name]))
         self._done[name] = whole
+        parts.clear()  # else its factors would live as long as this
 
     def finish(self, units: int) -> tuple[dict[str, Contribution], Tensor]:
         for name, p in self._params.items():

@@ -41,6 +41,10 @@ class Layout:
         return x.movedim(dim, 0)
 
 
+def _closed(parameter: Tensor, contribution: Contribution) -> None:
+    raise AssertionError("a tape collects nothing after its pass")
+
+
 class Tape:
     """Collects contributions by parameter while one pass is differentiated."""
 
@@ -83,6 +87,11 @@ class Tape:
             if gradient is not None:
                 self.add_rows(parameter, gradient)
         return [gradient is not None for gradient in gradients[1 + len(copies) :]]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._copies.clear()
+        self._add = _closed
 
     def add(self, parameter: Tensor, contribution: Contribution) -> None:
         self._add(parameter, contribution)
