@@ -321,7 +321,10 @@ class Account:
             tx.add_stamp(self._id, kind, text)
 
     def epsilon_spent(self) -> float:
-        """What was reserved so far, in epsilon at the account's delta; read from the ledger at most once a second."""
+        """A guide to what was reserved so far; read from the ledger at most once a second. The statement has the proof.
+
+        For a single plan its epsilon; under a filter the used share of the budget, as so much of the budget's epsilon.
+        """
         return self._balance()[0]
 
     def left(self) -> float:
