@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-# Opacus installs a top-level package of the same name: ours must come first.
-sys.path.insert(0, str(ROOT))
-
 from benchmarks import engine, peers, worker
 from benchmarks.workloads import WORKLOADS
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", ["mlp", "lm"])  # the cheap ones; the benchmark itself checks all four
