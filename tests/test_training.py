@@ -308,8 +308,14 @@ def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
 def test_an_error_in_an_evaluation_loses_no_step(bench: Bench) -> None:
     path = bench.folder / "run.pt"
 
+    tried: list[bool] = []
+
     def broken(module: Any, batch: Any) -> Tensor:
-        raise Stop
+        """Passes the trial before the first answer, and fails after the last."""
+        tried.append(True)
+        if len(tried) > 1:
+            raise Stop
+        return torch.zeros(len(batch[0]))
 
     with pytest.raises(Stop):
         bench.train(checkpoint=path, metrics={"broken": broken}, evaluate_every=STEPS)
@@ -523,3 +529,36 @@ def test_the_ledger_costs_less_than_2_percent_of_millisecond_steps(
     assert len(writes) <= 8
     if usual < 7e-6 and max(writes) < 0.004:  # else the machine is busy with other things
         assert share < 2.0
+
+
+def test_a_metric_that_fails_costs_nothing() -> None:
+    model = torch.nn.Linear(4, 2)
+    data = torch.randn(100, 4), torch.randint(0, 2, (100,))
+    private = Private(
+        data, name="people", size=100, objective=Objective(model, cross_entropy), budget=Budget(2.0, 1e-5)
+    )
+
+    def broken(module: torch.nn.Module, batch: object) -> torch.Tensor:
+        raise ZeroDivisionError
+
+    settings = {"private": private, "test": Public(data), "steps": 3, "batch_size": 20, "progress": False}
+    with pytest.raises(ZeroDivisionError):
+        train(model, metrics={"broken": broken}, **settings)
+    assert private.account.epsilon_spent() == 0
+    assert train(model, **settings).steps_taken == 3
+
+
+@pytest.mark.parametrize("checkpoint", [None, "run.pt"])
+def test_a_refused_model_costs_nothing(tmp_path: Path, checkpoint: str | None) -> None:
+    data = torch.randn(100, 4), torch.randint(0, 2, (100,))
+
+    def attempt(model: torch.nn.Module) -> Run:
+        objective = Objective(model, cross_entropy)
+        ledger = tmp_path / "ledger.db"
+        private = Private(data, name="people", size=100, objective=objective, budget=Budget(2.0, 1e-5), ledger=ledger)
+        path = None if checkpoint is None else tmp_path / checkpoint
+        return train(model, private=private, steps=3, batch_size=20, checkpoint=path, progress=False)
+
+    with pytest.raises(SfumatoError, match="batch"):
+        attempt(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)))
+    assert attempt(torch.nn.Linear(4, 2)).steps_taken == 3

@@ -133,6 +133,7 @@ def train(
 
         plan: Plan | None = None
         if known is None:
+            _measure(objective, public, test, measures)  # what fails here would fail later, after answers were paid for
             noise = _calibrated(private, sampler, steps + reserve, budget) if noise is None else noise
             plan = private.plan(Planned(GradientMean, noise, sampler, steps + reserve), resume_key=key)
         elif known.open and key is not None:
@@ -186,6 +187,8 @@ def train(
                 except LedgerError:
                     raise  # another process may have taken the plan over: then the checkpoint is that one's to write
                 except BaseException as error:
+                    if plan.taken == 0 and key is None:
+                        plan.close()  # nothing was answered and nobody can resume it: give everything back
                     # The last whole step is kept before the plan pauses, so that nothing that was paid for is lost.
                     if now.whole and now.step > begun:
                         try:

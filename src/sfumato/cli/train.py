@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML file with [data], [model], [privacy] and [training].")],
+    config: Annotated[Path, typer.Argument(help="A TOML file with sections data, model, privacy and training.")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; read no private value, touch no ledger, write nothing.")
     ] = False,
