@@ -186,3 +186,23 @@ def test_low_precision_products_are_switched_off_and_back_on() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert all(torch.equal(exact[n], again[n]) for n in exact)
+
+
+def test_a_missing_rule_is_named_without_quoting_torch() -> None:
+    """Torch's own text may hold sizes or values of private rows."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.gru(x)[0][:, -1])
+
+    objective = Objective(Recurrent(), cross_entropy)
+    door = private((torch.randn(200, 5, 4), torch.randint(0, 2, (200,))), objective)
+    with pytest.raises(UnsupportedModel) as caught:
+        ask_once(door, objective)
+    assert str(caught.value).startswith("gru in 'gru' has no rule")
+    assert "aten" not in str(caught.value)
+    assert caught.value.__suppress_context__

@@ -266,7 +266,7 @@ def _layouts(
 
 
 def _modules(leaves: frozenset[str]) -> str:
-    return " and ".join(sorted(repr(module_of(leaf)) for leaf in leaves))
+    return " and ".join(sorted({repr(module_of(leaf)) for leaf in leaves}))
 
 
 def module_of(parameter: str) -> str:
@@ -322,12 +322,13 @@ class TapMode(ParameterMode):
                 return out
         try:
             return fallback.by_vmap(call)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+            # Without torch's own text, which may quote sizes or values of private rows.
             leaves = frozenset().union(*(t.leaves for t in used))
             raise UnsupportedModel(
-                f"{key.name} in {_modules(leaves)} has no rule for per-example gradients and cannot be vmapped "
-                f"({str(error).strip().splitlines()[0][:160]}): freeze its parameters or replace the module."
-            ) from error
+                f"{key.name} in {_modules(leaves)} has no rule for per-example gradients and cannot be vmapped: freeze "
+                "its parameters or replace the module."
+            ) from None
 
     def finish(self) -> None:
         """After the backward pass: carry contributions of derived tensors back to the parameters themselves."""

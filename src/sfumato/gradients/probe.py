@@ -167,18 +167,14 @@ def _by_autograd(
         for i in rows:
             try:
                 values = torch.autograd.grad(losses[i], list(inputs.values()), retain_graph=True, allow_unused=True)
-            except RuntimeError as error:
+            except RuntimeError:  # without its text, which may quote private rows
                 raise UnsupportedModel(
-                    f"module {type(objective.module).__name__!r} cannot be differentiated ({_first_line(error)}): "
-                    "replace what autograd refuses, for instance torch.utils.checkpoint."
-                ) from error
+                    f"module {type(objective.module).__name__!r} cannot be differentiated: replace what autograd "
+                    "refuses, for instance torch.utils.checkpoint."
+                ) from None
             found = dict(zip(inputs, values, strict=True))
             gradients.append({n: _sum(found[n], found.get(f"\0{n}"), p) for n, p in params.items()})
     return losses.detach(), gradients
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:160]
 
 
 def _compare(objective: Objective, row: int, before: _Found, after: _Found, tolerance: float) -> None:
