@@ -1,5 +1,27 @@
-"""Shared set-up: one thread per test process, since the tests themselves run side by side."""
+"""Shared set-up: one thread per test process, and kernels in Triton's interpreter where there is no GPU."""
 
+import importlib
+import os
+from typing import Any
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are first imported
+
+from sfumato import kernels  # noqa: E402
+
+
+@pytest.fixture(autouse=kernels.INTERPRETED)
+def _scalars_count_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's interpreter holds a scalar as an array of one entry, which NumPy 2.4 does not take as an integer."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)

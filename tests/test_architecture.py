@@ -20,13 +20,15 @@ FILES = sorted(ROOT.rglob("*.py"))
 # From low to high; what stands on one line does not import each other, except within one package.
 LAYERS: list[set[str]] = [
     {"errors"},
+    {"kernels"},
+    {"nn", "augment"},
     {"objective"},
     {"data", "models"},
     {"gradients"},
     {"privacy"},
     {"questions"},
     {"private", "public"},
-    {"algorithms", "erm", "selection", "synthesis", "warmup", "ensembles"},
+    {"algorithms", "erm", "selection", "synthesis", "warmup", "averages"},
     {"run", "checkpoint"},
     {"training"},
     {"report"},

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato.errors import InvalidArgument
+
 Batch = Any  # a tensor, or a tuple, list or dict of tensors, whose first dimension counts examples
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -45,6 +47,8 @@ class Objective:
     """What is minimised: `loss(module, batch)` gives one value per example; nothing is reduced over the batch.
 
     Shared by `Public` and `Private`. Frozen parameters (`requires_grad=False`) are not trained and cost nothing.
+    `autocast`: compute in this lower precision where `torch.autocast` would, such as `torch.bfloat16` on a GPU;
+    parameters, gradients, norms and sums stay in float32 and above, and the bound on a contribution as tight.
 
     >>> import torch
     >>> objective = Objective(torch.nn.Linear(3, 2), cross_entropy)
@@ -55,6 +59,13 @@ class Objective:
 
     module: nn.Module
     loss: Loss
+    autocast: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.autocast not in (None, torch.bfloat16):
+            raise InvalidArgument(
+                f"autocast={self.autocast} must be None or torch.bfloat16: float16 would need its losses scaled."
+            )
 
     def parameters(self) -> dict[str, Tensor]:
         """The trainable parameters by name, detached; shared storage is named once (tied weights)."""
@@ -71,5 +82,11 @@ class Objective:
         """
         state = {f"module.{name}": p for name, p in params.items()}
         state |= {f"module.{name}": b.clone() for name, b in self.module.named_buffers()}
-        result: Tensor = torch.func.functional_call(_Bound(self.module, self.loss), state, (batch,))
-        return result
+        device = next((p.device.type for p in params.values()), "cpu")
+        with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
+            result: Tensor = torch.func.functional_call(_Bound(self.module, self.loss), state, (batch,))
+        return result.float() if self.autocast is not None else result
+
+    def exactly(self) -> Objective:
+        """The same in the parameters' own precision."""
+        return Objective(self.module, self.loss)

@@ -135,9 +135,10 @@ class GradientSum(Question):
         self.clip.check(self.params)
         rows = sample.first_rows()
         if rows is not None:
-            Probe.of(sample.objective).trace(self.params, rows)
+            probe = Probe.of(sample.objective)
+            probe.trace(self.params, rows)
             if self.augment is not None:
-                check_augment(self.augment, rows)
+                probe.once(self.augment, rows, check_augment)
 
     def exact(self, sample: Sample) -> Exact:
         assert sample.objective is not None

@@ -18,12 +18,14 @@ from sfumato.errors import InvalidArgument
 class Run:
     """A finished training: weights, configuration, metrics on public or test data, and the privacy statement.
 
+    `ema` is the moving average of the weights, where it was asked for; it holds the trained parameters only.
     `steps_taken` is what the weights have seen; `steps_lost` were paid for but died with an interrupted process, and
     `steps_short` is by how many the training had to be shortened for that.
     """
 
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
+    ema: Mapping[str, Tensor] | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     statement: Mapping[str, Any] = field(default_factory=dict)
     statement_text: str = ""
@@ -51,14 +53,16 @@ class Run:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write run.json, weights.safetensors and statement.txt into a folder."""
+        """Write run.json, weights.safetensors (and ema.safetensors) and statement.txt into a folder."""
         from safetensors.torch import save_file
 
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         # Tied weights share storage, which safetensors refuses: every name gets its own copy.
-        weights = {n: t.detach().cpu().clone().contiguous() for n, t in self.weights.items()}
-        save_file(weights, path / "weights.safetensors")
+        for name, tensors in (("weights", self.weights), ("ema", self.ema)):
+            if tensors is not None:
+                copies = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
+                save_file(copies, path / f"{name}.safetensors")
         (path / "run.json").write_text(json.dumps(self.to_json(), indent=2) + "\n")
         (path / "statement.txt").write_text(self.statement_text)
         return path
@@ -74,4 +78,6 @@ class Run:
         data = json.loads((path / "run.json").read_text())
         data.pop("metrics")
         text = (path / "statement.txt").read_text()
-        return Run(weights=load_file(path / "weights.safetensors"), statement_text=text, **data)
+        averaged = path / "ema.safetensors"
+        ema = load_file(averaged) if averaged.exists() else None
+        return Run(weights=load_file(path / "weights.safetensors"), ema=ema, statement_text=text, **data)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.averages import Ema
 from sfumato.checkpoint import check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
 from sfumato.errors import InvalidArgument, LedgerError, SfumatoError
@@ -74,6 +75,7 @@ def train(
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     evaluate_every: int | None = None,
+    ema: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: float = 30.0,
     name: str = "training",
@@ -91,6 +93,8 @@ def train(
         optimizer: makes a torch optimiser of the parameters; SGD with learning rate 0.5 by default.
         metrics: functions (module, batch) -> one value per example, measured on `public` and `test`; accuracy by
             default for classifiers.
+        ema: also keep an exponential moving average of the weights, measured beside them and returned as `Run.ema`;
+            it costs no privacy and smooths the noise of the last steps.
         checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. Ctrl-C and
             errors leave it at the last whole step, so that nothing that was paid for is lost.
         checkpoint_every: seconds between checkpoints.
@@ -118,7 +122,12 @@ def train(
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
 
     now = _Standing(
-        model=model, optimizer=updater, public=public, state=stateful.init(objective.parameters()), answers=0
+        model=model,
+        optimizer=updater,
+        public=public,
+        state=stateful.init(objective.parameters()),
+        answers=0,
+        average=Ema(objective.parameters()) if ema else None,
     )
     path = None if checkpoint is None else Path(checkpoint)
     key = None if path is None else _resume_key(name, path)
@@ -153,6 +162,8 @@ def train(
 
         def evaluate(epsilon: float) -> None:
             measured = _measure(objective, public, test, measures)
+            if now.average is not None:
+                measured |= _measure(objective, public, test, measures, now.average.weights, "ema_")
             now.history.append({"step": now.step, "epsilon": epsilon, **measured})
 
         bar = Progress(
@@ -211,6 +222,7 @@ def train(
             "method": _name_of(method),
         },
         history=now.history,
+        ema=None if now.average is None else {n: t.clone() for n, t in now.average.weights.items()},
         statement=statement.to_json(),
         statement_text=statement.to_text(),
         steps_taken=now.step,
@@ -232,6 +244,7 @@ class _Standing:
     answers: int  # of the plan, that led here
     history: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
+    average: Ema | None = None
     whole: bool = True  # False while an update is half done
     drawn: Any = None  # of the public batches: a step that fails half-way may have drawn more
 
@@ -243,6 +256,8 @@ class _Standing:
         self.whole = False
         self.optimizer.step()
         self.state, self.step, self.answers = state, self.step + 1, answers
+        if self.average is not None:
+            self.average.update(dict(self.model.named_parameters()), self.step)
         self.drawn = None if self.public is None else self.public.random_state
         self.whole = True
 
@@ -251,6 +266,7 @@ class _Standing:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "public": self.drawn,
+            "ema": None if self.average is None else self.average.weights,
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -259,6 +275,9 @@ class _Standing:
             plain = {name: saved[name] for name in _PLAIN}
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
+            if self.average is not None:
+                for name, average in self.average.weights.items():
+                    average.copy_(saved["ema"][name])
             if self.public is not None and saved["public"] is not None:
                 self.public.random_state = self.drawn = saved["public"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -361,19 +380,24 @@ def _calibrated(private: Private, sampler: Sampler, times: int, budget: Budget |
 
 @torch.no_grad()
 def _measure(
-    objective: Objective, public: Public | None, test: Public | None, measures: Mapping[str, Metric]
+    objective: Objective,
+    public: Public | None,
+    test: Public | None,
+    measures: Mapping[str, Metric],
+    params: Params | None = None,
+    which: str = "",
 ) -> dict[str, float]:
     """Loss and metrics on public and test data only; private rows are never measured here."""
     result: dict[str, float] = {}
-    params = objective.parameters()
+    params = objective.parameters() if params is None else params
     was_training = objective.module.training
     objective.module.eval()
     for prefix, data in (("public", public), ("test", test)):
         if data is None:
             continue
         for label, measure in {"loss": objective.loss, **measures}.items():
-            values = data.losses(params, objective=Objective(objective.module, measure))
-            result[f"{prefix}_{label}"] = float(values.mean())
+            values = data.losses(params, objective=Objective(objective.module, measure, objective.autocast))
+            result[f"{prefix}_{which}{label}"] = float(values.mean())
     objective.module.train(was_training)
     return result
 

@@ -19,6 +19,8 @@ VALUES: dict[str, list[object]] = {
     "micro_batch": [1, 2, 5, 100],
     "ghost": [True, False],
     "only_fallback": [True],
+    "kernels": [False],
+    "cuda_graph": [True, False],
     "instantiated_bytes": [1, 10_000],
     "activation_bytes": [1, 10_000],
     "load_rows": [1, 2],

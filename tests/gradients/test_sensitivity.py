@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
-from sfumato.gradients.contributions import Contribution, Dense, Outer, Shift
+from sfumato.gradients.contributions import Contribution, Dense, Shift
+from sfumato.gradients.factored import Outer
 from sfumato.gradients.passes import Addends, per_unit
 from sfumato.gradients.probe import Probe
 from sfumato.gradients.rules.convolution import Convolution
@@ -290,7 +291,17 @@ def fuzz(
     params = objective.parameters()
     ordinary = tuple(torch.randn(3, *t.shape[1:]) if t.is_floating_point() else t for t in batch)
     found = Probe.of(objective).trace(params, ordinary)
-    addends = per_unit(objective, params, batch, found, count=len(batch[0]), clip=clip, performance=performance)
+    addends = per_unit(
+        objective,
+        params,
+        batch,
+        found,
+        count=len(batch[0]),
+        norm=clip.norm,
+        origin=clip.origin,
+        scale=clip.scale,
+        performance=performance,
+    )
     return contributed(addends, clip)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,12 @@ from torch import Tensor
 
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.gradient import Gradient
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Asked once for all of them: a GPU stops at every question."""
+    each = [torch.isfinite(t).all() for t in tensors]
+    return not each or bool(torch.stack(each).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +42,7 @@ class Clip:
                     raise InvalidArgument(
                         f"{argument}={type(value).__name__} must be a Gradient: wrap the tensors in one."
                     )
-                if not all(bool(torch.isfinite(t).all()) for t in value.values()):
+                if not all_finite(value.values()):
                     raise InvalidArgument(
                         f"{argument} has NaN or infinite entries: check the public data it came from."
                     )

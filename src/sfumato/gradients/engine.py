@@ -9,7 +9,6 @@ The engine knows nothing of noise, ledgers or papers. `reference.py` is its slow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +18,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from sfumato import kernels
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.clip import Clip
-from sfumato.gradients.contributions import outer_ghost_pays
-from sfumato.gradients.modes import Trace
+from sfumato.gradients.gradient import Gradient
+from sfumato.gradients.memory import Gauge, first_micro_batch, unit_bytes
 from sfumato.gradients.passes import Augment, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probe import Probe
-from sfumato.gradients.rules import convolution
 from sfumato.objective import Batch, Objective
+
+# Parameters, rows, weights of rows, which units are no padding, offsets, origin, scale: what a micro-batch depends on.
+_Named = dict[str, Tensor]
+_Inputs = tuple[_Named, Any, Tensor | None, Tensor, list[_Named] | None, _Named | None, _Named | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,39 +76,108 @@ def clipped_sum(
     assert rest == 0, "units are padded to equal numbers of records"
     probe = probe or Probe.of(objective)
     found = probe.trace(params, batch)
-    size = performance.micro_batch or _micro_batch(found, params, clip, performance, units.records * views, count)
-    size = min(size, _most_in_one_sum(params, clip))
-    for start in range(0, count, size):
-        stop = min(start + size, count)
-        rows = slice(start * units.records, stop * units.records)
-        part = tree_map(partial(_slice, rows), batch)
-        weights = None if units.weights is None else units.weights[rows]
-        with exact_products():
-            addends = per_unit(
-                objective,
-                params,
-                part,
-                found,
-                count=stop - start,
-                views=views,
-                augment=augment,
-                offsets=offsets,
-                weights=weights,
-                clip=clip,
-                performance=performance,
-            )
-            for name, value in addends.sums():
-                # One micro-batch is one sum in working precision; several are added up in float64.
+    device = next(iter(params.values())).device
+    on_gpu = performance.kernels and kernels.usable(*params.values())
+    at_once = _most_in_one_sum(params, clip)
+    kind = (views, units.records, offsets is None, clip.norm, clip.origin is None, clip.scale is None, performance)
+    # What is read where it lies must lie there still when a recording of it is replayed.
+    lying = tuple(t.data_ptr() for t in (*objective.frozen(), *objective.module.buffers()))
+    key = (*kind, id(augment), id(found), lying)
+    all_weights = None if units.weights is None else units.weights.to(device)
+
+    def compute(inputs: _Inputs) -> dict[str, Tensor]:
+        lent, rows, weights, present, moves, origin, scale = inputs
+        addends = per_unit(
+            objective,
+            lent,
+            rows,
+            found,
+            count=len(present),
+            present=present,
+            views=views,
+            augment=augment,
+            offsets=moves,
+            weights=weights,
+            norm=clip.norm,
+            origin=origin,
+            scale=scale,
+            performance=performance,
+        )
+        return dict(addends.sums(at_once))
+
+    wanted = offsets is not None if performance.cuda_graph is None else performance.cuda_graph  # passes small and many
+    graphed = wanted and on_gpu and device.type == "cuda"
+    fixed = (
+        None if offsets is None else [dict(v) for v in offsets],
+        _like(clip.origin, params),
+        _like(clip.scale, params),
+    )
+
+    def one_part(start: int, stop: int, padded: int) -> dict[str, Tensor]:
+        rows, padding = slice(start * units.records, stop * units.records), (padded - stop + start) * units.records
+        part = tree_map(partial(_rows, rows, padding), batch)
+        weights = None if all_weights is None else _rows(rows, padding, all_weights)
+        present = torch.arange(padded, device=device) < stop - start
+        inputs: _Inputs = (dict(params), part, weights, present, *fixed)
+        return probe.graphs.run((key, padded, at_once), compute, inputs, augment) if graphed else compute(inputs)
+
+    fold, width = units.records * views, 2 if objective.autocast else max(p.element_size() for p in params.values())
+    bytes_each = unit_bytes(found, params, clip, performance, fold, width)
+    size = performance.micro_batch or probe.sizes.get(key) or first_micro_batch(bytes_each, params, performance, count)
+    if not on_gpu:
+        size = min(size, at_once)  # the GPU's kernels add up in float64 themselves
+    start = 0
+    with exact_products(performance):
+        while start < count:
+            stop, padded = _next_part(start, count, size, fixed_sizes=on_gpu)
+            unknown = device.type == "cuda" and performance.micro_batch is None and key not in probe.sizes
+            gauge = Gauge(device) if unknown else None
+            try:
+                sums = one_part(start, stop, padded)
+            except torch.OutOfMemoryError:
+                if size == 1 or performance.micro_batch is not None:
+                    raise
+                size = probe.sizes[key] = size // 2
+                continue
+            for name, value in sums.items():
+                # One micro-batch is one sum; several are added up in float64.
                 total[name] = total[name].double().add_(value) if name in total else value
+            start = stop
+            if gauge is not None:
+                size = probe.sizes[key] = gauge.micro_batch(padded)  # the first size was a guess, this is measured
     return {name: total[name] for name in params}
 
 
-def _slice(rows: slice, value: Any) -> Any:
-    return value[rows] if isinstance(value, Tensor) else value
+def _like(gradient: Gradient | None, params: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    return None if gradient is None else {name: gradient[name].to(p) for name, p in params.items()}
+
+
+def _next_part(start: int, count: int, size: int, *, fixed_sizes: bool) -> tuple[int, int]:
+    """Where the micro-batch that begins at `start` ends, and to how many units it is padded.
+
+    On a GPU there are four sizes only, the whole one, halves, quarters and eighths, into which the rest is cut.
+    Libraries choose how to compute, and so to round, by the shape: with few shapes a unit is computed alike whatever
+    the sample's size. And memory is used again instead of being cut up.
+    """
+    left = count - start
+    if not fixed_sizes:
+        return min(start + size, count), min(size, left)
+    for part in (size, size // 2, size // 4, size // 8):
+        if 1 <= part <= left:
+            return start + part, part
+    return count, max(1, size // 8)
+
+
+def _rows(rows: slice, padding: int, value: Any) -> Any:
+    """Some rows, the last of them repeated `padding` times."""
+    if not isinstance(value, Tensor):
+        return value
+    part = value[rows]
+    return part if not padding else torch.cat([part, part[-1:].expand(padding, *part.shape[1:])])
 
 
 def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
-    """How many units may be summed in working precision before float64 takes over.
+    """How many units may be summed in working precision before float64 takes over (GPU kernels use it throughout).
 
     A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of length n (C + |p|).
     """
@@ -115,25 +187,3 @@ def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
         shifted = clip.origin if clip.scale is None else clip.scale * clip.origin
         longest += float(shifted.norm()) / clip.norm
     return max(1, int(1e-3 / (2 * eps * longest)))
-
-
-def _micro_batch(
-    found: Trace, params: Mapping[str, Tensor], clip: Clip, performance: Performance, fold: int, count: int
-) -> int:
-    """As many units as fit with their instantiated gradients and activations into what is set aside for each."""
-
-    def instantiated(name: str, p: Tensor) -> bool:
-        positions = found.positions.get(name)
-        if performance.ghost is not None or positions is None or (clip.scale is not None and positions * fold > 1):
-            return performance.ghost is not True or positions is None
-        pays = outer_ghost_pays if p.ndim == 2 else convolution.ghost_pays
-        return not pays(positions * fold, p.shape[0], p[0].numel())
-
-    size = sum(p.numel() * p.element_size() for name, p in params.items() if instantiated(name, p))
-    width = max(p.element_size() for p in params.values())
-    activations = 2 * found.outputs * fold * width  # inputs and gradients of every use
-    # A part costs some passes over the parameters, whatever its size: models with many get larger parts.
-    room = performance.activation_bytes + 25 * sum(p.numel() * p.element_size() for p in params.values())
-    most = min(performance.instantiated_bytes // max(1, size), room // max(1, activations))
-    parts = math.ceil(count / max(1, most))
-    return math.ceil(count / parts)

@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sfumato.errors import UnsupportedModel
-from sfumato.gradients.contributions import Contribution, Dense, Outer
+from sfumato.gradients.contributions import Contribution, Dense
+from sfumato.gradients.factored import Outer
 from sfumato.gradients.rules import decompositions, fallback, native
 from sfumato.gradients.rules.call import Call, Key, Site, function_name
 from sfumato.gradients.tape import Layout, Tape
@@ -290,6 +291,7 @@ class TapMode(ParameterMode):
         units: int,
         add: Callable[[str, Contribution], None],
         only_fallback: bool = False,
+        several_passes: bool = False,
     ) -> None:
         super().__init__(leaves, originals)
         self._names = {id(t): name for name, t in leaves.items()}
@@ -297,7 +299,7 @@ class TapMode(ParameterMode):
         self._add_leaf = add
         self._only_fallback = only_fallback
         self._derived: dict[int, list[Contribution]] = {}
-        self.tape = Tape(rows, units, self._collect)
+        self.tape = Tape(rows, units, self._collect, several_passes=several_passes)
 
     def _collect(self, parameter: Tensor, contribution: Contribution) -> None:
         tracked = self.tracked[id(parameter)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from sfumato import kernels
 from sfumato.errors import InvalidArgument, UnsupportedModel
-from sfumato.gradients.clip import Clip
-from sfumato.gradients.contributions import Contribution, Dense, Shift, combined
+from sfumato.gradients.contributions import HALF, SMALL, Contribution, Dense, Shift, combined
 from sfumato.gradients.modes import TapMode, Trace, module_of
+from sfumato.gradients.rows import Bundle, Bundled, Order, Rows
 from sfumato.objective import Batch, Objective
 
 Augment = Callable[[Batch], Batch]
@@ -23,15 +25,19 @@ Augment = Callable[[Batch], Batch]
 class Performance:
     """Knobs that change time and memory, and nothing else (`tests/gradients/test_knobs.py`).
 
-    `micro_batch`: units per pass, None to choose. `ghost`: force or forbid norms from factors. `only_fallback`: use
-    vmap for every parameter, the slow twin of the rules. `instantiated_bytes` and `activation_bytes`: memory for
-    per-unit gradients, and for what a pass keeps. `load_rows`: rows of a dataset loaded at a time, while those before
-    are computed with.
+    `micro_batch`: units per pass, None to choose; on a GPU from the memory that is free. `ghost`: force or forbid norms
+    from factors. `only_fallback`: use vmap for every parameter, the slow twin of the rules. `kernels`: use Triton's
+    where they can run; without, PyTorch alone does the contractions. `cuda_graph`: record micro-batches and replay
+    them, None where it pays, with offsets. `instantiated_bytes` and `activation_bytes`:
+    memory for per-unit gradients, and for what a pass keeps, on a CPU. `load_rows`: rows of a dataset loaded at a time,
+    while those before are computed with.
     """
 
     micro_batch: int | None = None
     ghost: bool | None = None
     only_fallback: bool = False
+    kernels: bool = True
+    cuda_graph: bool | None = None
     instantiated_bytes: int = 96 << 20
     activation_bytes: int = 32 << 20
     load_rows: int = 256
@@ -69,24 +75,41 @@ class Addends:
     norms: Tensor
     factors: Tensor
 
-    def sums(self) -> Iterator[tuple[str, Tensor]]:
+    def sums(self, at_once: int) -> Iterator[tuple[str, Tensor]]:
         """The weighted sums, parameter by parameter; each contribution is let go once it is summed."""
         for name in list(self.contributions):
-            yield name, self.contributions.pop(name).weighted_sum(self.factors)
+            yield name, self.contributions.pop(name).weighted_sum(self.factors, at_once)
+
+
+_backends: Any = torch.backends
+_PRECISIONS = (
+    _backends.cuda.matmul,
+    _backends.cudnn.conv,
+    _backends.cudnn.rnn,
+    _backends.mkldnn.matmul,
+    _backends.mkldnn.conv,
+    _backends.mkldnn.rnn,
+)
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """Matrix products in full float32: under TF32 or bfloat16 the bounds on rounding would not hold."""
-    precision = torch.get_float32_matmul_precision()
-    tf32 = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+def exact_products(performance: Performance, *, recurring: bool = True) -> Iterator[None]:
+    """Matrix products in full float32: under TF32 the bounds on rounding would not hold. Kernels as they are wanted.
+
+    Where shapes recur, as the few sizes of micro-batches on a GPU do, cuDNN may try its algorithms out.
+    """
+    before = [place.fp32_precision for place in _PRECISIONS]
+    benchmark = torch.backends.cudnn.benchmark
+    for place in _PRECISIONS:
+        place.fp32_precision = "ieee"
+    torch.backends.cudnn.benchmark = recurring
     try:
-        yield
+        with kernels.contractions(performance.kernels):
+            yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.benchmark = benchmark
+        for place, precision in zip(_PRECISIONS, before, strict=True):
+            place.fp32_precision = precision
 
 
 def per_unit(
@@ -96,15 +119,22 @@ def per_unit(
     found: Trace,
     *,
     count: int,
-    clip: Clip,
+    norm: float,
+    origin: Mapping[str, Tensor] | None = None,
+    scale: Mapping[str, Tensor] | None = None,
+    present: Tensor | None = None,
     views: int = 1,
     augment: Augment | None = None,
     offsets: Sequence[Mapping[str, Tensor]] | None = None,
     weights: Tensor | None = None,
     performance: Performance,
 ) -> Addends:
-    """One micro-batch: forward, backward, norms, factors."""
-    collected = _Collected(params, clip, found, performance, passes=1 if offsets is None else views)
+    """One micro-batch of `count` units: forward, backward, norms, factors. Units that are not `present` add nothing."""
+    passes = 1 if offsets is None else views
+    shifts = {
+        name: Shift(None if origin is None else origin[name], None if scale is None else scale[name]) for name in params
+    }
+    collected = _Collected(params, shifts, found, performance, passes=passes, half=objective.autocast is not None)
     if offsets is None:
         batch = tree_map(lambda t: t.repeat_interleave(views, 0) if isinstance(t, Tensor) else t, batch)
         weights = None if weights is None else weights.repeat_interleave(views, 0)
@@ -118,11 +148,17 @@ def per_unit(
     contributions, squared = collected.finish(count)
     norms = squared.sqrt()
     finite = torch.isfinite(norms)
-    # The factor is rounded to the gradients' precision later: a slack of 8 units in the last place absorbs that.
-    slack = 1 + 8 * max(torch.finfo(p.dtype).eps for p in params.values())
-    factors = torch.where(finite, (clip.norm / (norms * slack).clamp_min(1e-300)).clamp_max(1.0), 0.0)
-    if not bool(finite.all()):
-        for contribution in contributions.values():
+    # Factors are rounded to the gradients' precision: a slack of 8 units in the last place absorbs that. They are so
+    # from here on, since the origin is taken off as often as they add up to.
+    working = min((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).bits)
+    slack = 1 + 8 * torch.finfo(working).eps
+    factors = torch.where(finite, (norm / (norms * slack).clamp_min(1e-300)).clamp_max(1.0), 0.0)
+    factors = factors.to(working).double()
+    if present is not None:
+        factors = torch.where(present, factors, 0.0)
+    readers = [c for c in contributions.values() if not c.skips_zeros]
+    if readers and (norms.is_cuda or not bool(finite.all())):  # looking at the norms would make a GPU wait
+        for contribution in readers:
             contribution.drop(finite)
     return Addends(contributions, norms, factors)
 
@@ -160,6 +196,7 @@ def _pass(
         units=units,
         add=collected.add,
         only_fallback=performance.only_fallback,
+        several_passes=collected.passes > 1,
     )
     lent = [*params.values(), *objective.frozen()]
     before = [p._version for p in lent]
@@ -189,27 +226,25 @@ class _Collected:
     """Contributions by parameter. A parameter with one use is finished at once, while its gradients are in cache."""
 
     def __init__(
-        self, params: Mapping[str, Tensor], clip: Clip, found: Trace, performance: Performance, *, passes: int
+        self,
+        params: Mapping[str, Tensor],
+        shifts: Mapping[str, Shift],
+        found: Trace,
+        performance: Performance,
+        *,
+        passes: int,
+        half: bool,
     ) -> None:
-        self._params, self._performance = params, performance
-        self._shifts = {
-            name: Shift(
-                None if clip.origin is None else clip.origin[name].to(p),
-                None if clip.scale is None else clip.scale[name].to(p),
-            )
-            for name, p in params.items()
-        }
+        self._params, self._shifts, self._performance, self._half = params, shifts, performance, half
+        self.passes = passes
         self._once = {name for name, uses in found.uses.items() if uses * passes == 1}
         self._parts: dict[str, list[Contribution]] = {name: [] for name in params}
         self._done: dict[str, Contribution] = {}
+        self._small: dict[str, Tensor] = {}
         self._squared: list[Tensor] = []
 
     def add(self, name: str, contribution: Contribution) -> None:
-        if contribution.dtype != self._params[name].dtype:
-            raise UnsupportedModel(
-                f"Module {module_of(name)!r} computes in {contribution.dtype} (autocast?), in which sums of bounded "
-                f"contributions are not themselves bounded: compute in {self._params[name].dtype}."
-            )
+        self._check_precision(name, contribution)
         parts = self._parts[name]
         parts.append(contribution)
         if name in self._once:
@@ -217,12 +252,30 @@ class _Collected:
         elif len(parts) > 1 and all(isinstance(p, Dense) for p in parts):
             parts[:] = [Dense(parts[0].dense() + parts[1].dense())]  # do not hold one per use
 
+    def _check_precision(self, name: str, contribution: Contribution) -> None:
+        """Factors may be 16-bit where the objective says so; they are added up in float32. Nothing else may be."""
+        declared = self._half and contribution.dtype in HALF and not isinstance(contribution, Dense | Rows)
+        if contribution.dtype != self._params[name].dtype and not declared:
+            raise UnsupportedModel(
+                f"Module {module_of(name)!r} computes in {contribution.dtype}, in which sums of bounded contributions "
+                "are not themselves bounded: leave it to Objective(..., autocast=torch.bfloat16), or compute in "
+                f"{self._params[name].dtype}."
+            )
+
     def _finish(self, name: str, parts: list[Contribution]) -> None:
         assert name not in self._done, "a parameter was used more often than its trace says"
-        whole = combined(parts, self._shifts[name], ghost=self._performance.ghost)
-        self._squared.append(whole.prepare(self._shifts[name]))
-        self._done[name] = whole
+        shift = self._shifts[name]
+        whole = combined(parts, shift, ghost=self._performance.ghost)
         parts.clear()  # else its factors would live as long as this
+        self._done[name] = whole
+        if isinstance(whole, Dense) and kernels.contracts(whole.gradients):
+            gradients = whole.gradients
+            if gradients[0].numel() <= SMALL:
+                self._small[name] = gradients  # a GPU is asked once for all of these
+                return
+            order = Order(tuple(gradients.shape[1:]), channels_last=False)
+            whole = self._done[name] = Rows(gradients.reshape(*gradients.shape[:2], -1).contiguous(), order)
+        self._squared.append(whole.prepare(shift))
 
     def finish(self, units: int) -> tuple[dict[str, Contribution], Tensor]:
         for name, p in self._params.items():
@@ -230,4 +283,10 @@ class _Collected:
                 # A parameter that no loss depends on has gradient zero, which an origin shifts like any other.
                 nothing = Dense(torch.zeros(units, *p.shape, dtype=p.dtype, device=p.device))
                 self._finish(name, self._parts[name] or [nothing])
+        if self._small:
+            bundle = Bundle(list(self._small.values()), [self._shifts[name] for name in self._small])
+            self._squared.append(bundle.prepare())
+            for place, (name, gradients) in enumerate(self._small.items()):
+                self._done[name] = Bundled(bundle, place, gradients)
+            self._small.clear()
         return self._done, torch.stack(self._squared).sum(0)

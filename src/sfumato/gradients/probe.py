@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import UnsupportedModel
-from sfumato.gradients.clip import Clip
+from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
 from sfumato.gradients.passes import Performance, check_losses, exact_products, per_unit, rows_of
 from sfumato.gradients.rules.call import Key
@@ -34,6 +35,7 @@ from sfumato.objective import Batch, Objective
 _ROWS = 3
 _LOOKED_AT = 1024  # rows among which probed rows are chosen
 _LARGEST = 1e4  # of a number in a probed row
+_HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
 _DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout})
 _Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
@@ -46,6 +48,10 @@ class Probe:
     def __init__(self, objective: Objective) -> None:
         self._objective = weakref.ref(objective)
         self._traces: dict[Any, Trace] = {}
+        self.sizes: dict[Any, int] = {}
+        """Micro-batches that were chosen, by what is asked."""
+        self.graphs = Graphs()
+        self._checked: deque[tuple[Any, Any]] = deque(maxlen=16)  # the functions themselves: an id may be used again
 
     @classmethod
     def of(cls, objective: Objective) -> Probe:
@@ -58,9 +64,16 @@ class Probe:
         signature = self._signature(objective, params, batch)
         if signature not in self._traces:
             devices = {p.device for p in params.values() if p.device.type == "cuda"}
-            with torch.random.fork_rng(devices=list(devices)):
+            with torch.random.fork_rng(devices=list(devices)), exact_products(Performance(), recurring=False):
                 self._traces[signature] = _investigate(objective, params, batch)
         return self._traces[signature]
+
+    def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
+        """check(function, rows), unless this very function was found good for such rows before."""
+        kinds = tuple((t.dtype, t.shape[1:]) for t in tree_flatten(rows)[0] if isinstance(t, Tensor))
+        if not any(known is function and kinds == seen for known, seen in self._checked):
+            check(function, rows)
+            self._checked.append((function, kinds))
 
     @staticmethod
     def _signature(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Any:
@@ -216,6 +229,13 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
                 f"parameter {name!r} is {p.dtype}, in which a sum of bounded contributions is not itself bounded: keep "
                 "parameters in float32."
             )
+    if objective.autocast is not None:
+        # Examples are looked for in each other's gradients in full precision, where rounding hides nothing.
+        found = _investigate(objective.exactly(), params, batch)
+        _, gradients = _by_autograd(objective, params, probe_rows(batch, _ROWS, 0), list(range(_ROWS)))
+        distance, worst = _engine_distance(objective, params, probe_rows(batch, _ROWS, 0), found, gradients)
+        _refuse_distant(distance, worst, _HALF_TOLERANCE)
+        return found
     tolerance = _tolerance(params)
     rows, others = probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1)
     _, gradients = _by_autograd(objective, params, rows, list(range(_ROWS)))
@@ -233,13 +253,17 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     if distance > tolerance and found.merged:
         found = _trace(objective, params, batch, minor=True)
         distance, worst = _engine_distance(objective, params, rows, found, gradients)
+    _refuse_distant(distance, worst, tolerance)
+    return found
+
+
+def _refuse_distant(distance: float, worst: str, tolerance: float) -> None:
     if distance > tolerance:
         raise UnsupportedModel(
             f"The per-example gradient of {worst!r} does not agree with autograd: "
             f"module {module_of(worst)!r} uses its parameters in a way that is not seen (compiled, checkpointed or "
             "random code); replace it or freeze it."
         )
-    return found
 
 
 def _mixing_message(objective: Objective, worst: str) -> str:
@@ -275,17 +299,14 @@ def _engine_distance(
 ) -> tuple[float, str]:
     """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
     torch.manual_seed(0)
-    with exact_products():
-        addends = per_unit(
-            objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance()
-        )
+    addends = per_unit(objective, params, rows, found, count=_ROWS, norm=float("inf"), performance=Performance())
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):
         pick = torch.zeros_like(addends.factors)
         pick[i] = 1
-        ours = {name: c.weighted_sum(pick) for name, c in addends.contributions.items()}
+        ours = {name: c.weighted_sum(pick, _ROWS) for name, c in addends.contributions.items()}
         worst = max(worst, _distance(ours, gradient))
         size = sum(float(t.double().square().sum()) for t in gradient.values()) ** 0.5
-        if float(addends.norms[i]) < size * (1 - 1e-3):
+        if float(addends.norms[i]) < size * (1 - (1e-3 if objective.autocast is None else _HALF_TOLERANCE)):
             worst = max(worst, (1.0, worst[1] or next(iter(params))))
     return worst

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UnsupportedModel
-from sfumato.gradients.contributions import Contribution, Dense, Outer
+from sfumato.gradients.contributions import Contribution, Dense, summed_in
+from sfumato.gradients.factored import Outer
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,12 @@ def _closed(parameter: Tensor, contribution: Contribution) -> None:
 class Tape:
     """Collects contributions by parameter while one pass is differentiated."""
 
-    def __init__(self, rows: int, units: int, add: Callable[[Tensor, Contribution], None]) -> None:
+    def __init__(
+        self, rows: int, units: int, add: Callable[[Tensor, Contribution], None], *, several_passes: bool = False
+    ) -> None:
         self.rows, self.units, self._add = rows, units, add
+        self.several_passes = several_passes
+        """Whether this is one of several passes, at other parameters each, whose contributions will be joined."""
         # Makes every tapped operation part of the graph, also where its input needs no gradient (the first layer).
         self.tap = torch.zeros((), requires_grad=True)
         self._copies: list[tuple[Tensor, Tensor]] = []
@@ -64,10 +69,11 @@ class Tape:
         return layout.rows_first(x, self.rows).reshape(self.units, -1, *shape)
 
     def per_unit(self, rows_first: Tensor) -> Tensor:
-        """Sum (rows, ...) over the rows of each unit: (units, ...)."""
+        """Sum (rows, ...) over the rows of each unit: (units, ...), in float32 or above."""
+        dtype = summed_in(rows_first.dtype)
         if self.fold == 1:
-            return rows_first
-        return rows_first.reshape(self.units, self.fold, *rows_first.shape[1:]).sum(1)
+            return rows_first.to(dtype)
+        return rows_first.reshape(self.units, self.fold, *rows_first.shape[1:]).sum(1, dtype=dtype)
 
     def copies(self, parameter: Tensor) -> Tensor:
         """One copy of the parameter per row, as a stride-0 view; its gradient is recorded per unit."""

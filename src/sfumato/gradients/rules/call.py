@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
@@ -14,6 +15,15 @@ from sfumato.gradients.tape import Layout, Tape
 
 def function_name(func: Any) -> str:
     return str(getattr(func, "__name__", func))
+
+
+def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As `torch.autocast` would hand them to a product, if it is on; parameters come detached."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Convolutions in one, two and three dimensions, any stride, padding, dilation and groups.
 
-Per unit, G = sum over rows and positions of dy (x) patch. Three exact ways, chosen per layer by cost:
-instantiate by one grouped convolution (units become groups), instantiate by patches and a batched product, or keep
-x and dy, take the norm from Gram matrices of patches and dy, and form the weighted sum by an ordinary weight gradient.
+Per unit, G = sum over rows and positions of dy (x) patch. On a GPU a kernel instantiates that. Elsewhere there are
+three exact ways, chosen per layer by cost: instantiate by one grouped convolution (units become groups), instantiate by
+patches and a batched product, or keep x and dy, take the norm from Gram matrices of patches and dy, and form the
+weighted sum by an ordinary weight gradient.
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato import kernels
 from sfumato.gradients.contributions import (
+    HALF,
     PRODUCT_BLOCK,
     Contribution,
     Dense,
+    Ghost,
     Shift,
-    around_origin,
+    batched_product,
     factored_norms,
     gram,
+    in_parts,
     rounding,
     shifted_sum,
+    summed_in,
     underflow,
 )
-from sfumato.gradients.rules.call import Call
+from sfumato.gradients.rows import Order, Rows
+from sfumato.gradients.rules.call import Call, autocast
+from sfumato.gradients.tape import Tape
+from sfumato.nn.functional import widened
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Geometry:
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         none = [0] * len(self.kernel)
+        x, weight = widened(x, weight, self.groups)
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, none, self.groups)
 
     def patches(self, x: Tensor) -> Tensor:
@@ -73,6 +83,24 @@ class Geometry:
         )
         return view.reshape(N, C * math.prod(self.kernel), math.prod(out))
 
+    def patches_last(self, x: Tensor, out: Sequence[int]) -> Tensor:
+        """(N, positions, kernel * channels), from and in channels-last memory."""
+        x = x.movedim(1, -1)
+        x = F.pad(x, [0, 0, *(p for p in reversed(self.padding) for _ in range(2))]) if any(self.padding) else x
+        x = x.contiguous()
+        N, C, d = len(x), x.shape[-1], len(self.kernel)
+        steps = x.stride()[1 : 1 + d]
+        view = x.as_strided(
+            (N, *out, *self.kernel, C),
+            (
+                x.stride(0),
+                *(step * s for step, s in zip(steps, self.stride, strict=True)),
+                *(step * dil for step, dil in zip(steps, self.dilation, strict=True)),
+                1,
+            ),
+        )
+        return view.reshape(N, math.prod(out), math.prod(self.kernel) * C)
+
 
 def ghost_pays(R: int, outputs: int, inputs: int) -> bool:
     """Late layers, with few positions and many channels; measured on WRN-16-4 and a small ConvNet."""
@@ -80,10 +108,23 @@ def ghost_pays(R: int, outputs: int, inputs: int) -> bool:
 
 
 class Convolution(Contribution):
-    """Gradients of a convolution's weight, kept as its input and the gradient of its output."""
+    """Gradients of a convolution's weight, kept as its input and the gradient of its output.
 
-    def __init__(self, x: Tensor, dy: Tensor, weight: Tensor, geometry: Geometry, units: int) -> None:
+    `earlier` are other uses of the same weight with the same shapes (passes at other parameters): they are added to
+    each unit's gradient inside one contraction.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        weight: Tensor,
+        geometry: Geometry,
+        units: int,
+        earlier: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> None:
         self.x, self.dy, self.weight, self.geometry, self.units = x, dy, weight, geometry, units
+        self.earlier = earlier
         self._shift = Shift(None, None)
 
     @property
@@ -99,37 +140,90 @@ class Convolution(Contribution):
         """R, O, I of the equivalent outer products."""
         return self.fold * math.prod(self.dy.shape[2:]), self.dy.shape[1], math.prod(self.weight.shape[1:])
 
+    @property
+    def by_kernel(self) -> bool:
+        plain = len(self.geometry.kernel) == 2 and self.geometry.groups == 1
+        return plain and kernels.contracts(self.x, self.dy)
+
     def has_ghost(self, shift: Shift) -> bool:
-        return shift.scale is None and self.geometry.groups == 1
+        # 16-bit factors are instantiated: a clip factor must not be rounded into them.
+        simple = self.geometry.groups == 1 and not self.earlier and self.x.dtype not in HALF
+        return shift.scale is None and simple
 
     def ghost_pays(self) -> bool:
         return ghost_pays(*self.sizes)
 
+    @staticmethod
+    def joined(parts: Sequence[Convolution]) -> Contribution:
+        first = parts[0]
+        alike = all(p.geometry == first.geometry and p.x.shape == first.x.shape for p in parts)
+        if not (alike and first.by_kernel):
+            return Contribution.joined(parts)
+        rest = [(p.x, p.dy) for p in parts[1:]]
+        return Convolution(first.x, first.dy, first.weight, first.geometry, first.units, rest)
+
+    def rows(self) -> Tensor:
+        """(U, O, kernel * I): instantiated with channels last, as GPUs want it."""
+        g = self.geometry
+        if self.by_kernel:
+            from sfumato.kernels import convolution as kernel
+
+            parts = [(self.x, self.dy), *self.earlier]
+            gradients = kernel.weight_gradients(
+                [x for x, _ in parts],
+                [dy for _, dy in parts],
+                units=self.units,
+                kernel=g.kernel,  # type: ignore[arg-type]
+                stride=g.stride,  # type: ignore[arg-type]
+                padding=g.padding,  # type: ignore[arg-type]
+                dilation=g.dilation,  # type: ignore[arg-type]
+            )
+            return gradients.flatten(2)
+        R, outputs, _ = self.sizes
+        patches = g.patches_last(self.x, self.dy.shape[2:]).reshape(self.units, R, -1)
+        dy = self.dy.movedim(1, -1).reshape(self.units, R, outputs)
+        return batched_product(dy.transpose(1, 2), patches)
+
+    @property
+    def order(self) -> Order:
+        return Order(tuple(self.weight.shape), channels_last=True)
+
+    def in_rows(self) -> bool:
+        """Whether `rows` is the way to instantiate."""
+        return self.by_kernel or (self.x.is_cuda and self.geometry.groups == 1)
+
+    def instantiated(self) -> Contribution:
+        return Rows(self.rows(), self.order) if self.in_rows() else Dense(self.dense())
+
     def dense(self) -> Tensor:
         """The fastest of three ways by size, as measured on a CPU: patches, unit by unit, or units as groups."""
+        if self.in_rows():
+            return self.order.from_rows(self.rows())
         R, outputs, inputs = self.sizes
         pointwise = math.prod(self.geometry.kernel) == 1
         large = outputs * inputs >= 100_000
+        all_x, all_dy = (t.to(summed_in(t.dtype)) for t in (self.x, self.dy))
         if self.geometry.groups == 1 and (pointwise or inputs <= 32 or (outputs * inputs >= 200_000 and R < 128)):
-            a, b = self._factors()
+            a, b = self._factors(all_x, all_dy)
             return torch.bmm(a, b.transpose(1, 2)).reshape(self.units, *self.weight.shape)
         if (large and R >= 128) or self.fold > 1:
-            gradients = torch.empty(self.units, *self.weight.shape, dtype=self.x.dtype, device=self.x.device)
+            gradients = torch.empty(self.units, *self.weight.shape, dtype=all_x.dtype, device=self.x.device)
+            weight = self.weight.to(all_x.dtype)
             for unit, (x, dy) in enumerate(
-                zip(torch.split(self.x, self.fold), torch.split(self.dy, self.fold), strict=True)
+                zip(torch.split(all_x, self.fold), torch.split(all_dy, self.fold), strict=True)
             ):
-                gradients[unit] = self.geometry.backward(dy, x, self.weight, [False, True, False])[1]
+                gradients[unit] = self.geometry.backward(dy, x, weight, [False, True, False])[1]
             return gradients
-        x, dy = (t.reshape(1, -1, *t.shape[2:]) for t in (self.x, self.dy))
+        x, dy = (t.reshape(1, -1, *t.shape[2:]) for t in (all_x, all_dy))
         shape = (self.units * outputs, *self.weight.shape[1:])
         weight = torch.empty(shape, dtype=x.dtype, device=x.device)  # only its shape is read
         groups = self.units * self.geometry.groups
         gradient: Tensor = self.geometry.backward(dy, x, weight, [False, True, False], groups)[1]
         return gradient.reshape(self.units, *self.weight.shape)
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
+    def _factors(self, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         """dy and patches as (units, O, R) and (units, I, R)."""
-        a, b = self.dy.flatten(2), self.geometry.patches(self.x)
+        a, b = dy.flatten(2), self.geometry.patches(x)
         if self.fold > 1:
             a, b = (
                 t.reshape(self.units, self.fold, *t.shape[1:]).transpose(1, 2).reshape(self.units, t.shape[1], -1)
@@ -146,16 +240,16 @@ class Convolution(Contribution):
         else:  # a stride: there are fewer patches than pixels
             patches = gram(self._vectors(self.geometry.patches(self.x)))
         error, least = rounding(self.x.dtype, inputs, product=True), underflow(self.x.dtype, inputs)
-        squared, a, ab = factored_norms(gram(self._vectors(self.dy.flatten(2))), patches, error, least)
-        inner = None
-        if shift.origin is not None:
-            # In chunks of channels, so that no chain of additions outgrows the bound on its rounding.
-            inner = torch.zeros_like(squared)
-            step = max(1, PRODUCT_BLOCK // math.prod(self.geometry.kernel))
-            for x_part, p_part in zip(torch.split(self.x, step, 1), torch.split(shift.origin, step, 1), strict=True):
-                forward = self.geometry.forward(x_part.contiguous(), p_part.contiguous())
-                inner += (forward * self.dy).reshape(self.units, -1).double().sum(1)
-        return around_origin(squared, inner, shift.origin, a, ab, ab, (R, outputs, inputs))
+        ghost = Ghost(*factored_norms(gram(self._vectors(self.dy.flatten(2))), patches, error, least))
+        if shift.origin is None:
+            return ghost.squared
+        # In chunks of channels, so that no chain of additions outgrows the bound on its rounding.
+        inner = torch.zeros_like(ghost.squared)
+        step = max(1, PRODUCT_BLOCK // math.prod(self.geometry.kernel))
+        for x_part, p_part in zip(torch.split(self.x, step, 1), torch.split(shift.origin, step, 1), strict=True):
+            forward = self.geometry.forward(x_part.contiguous(), p_part.contiguous())
+            inner += (forward * self.dy).reshape(self.units, -1).double().sum(1)
+        return ghost.around(shift.origin, inner, (R, outputs, inputs))
 
     def _vectors(self, t: Tensor) -> Tensor:
         """(rows, K, positions) -> (units, R, K)."""
@@ -181,20 +275,29 @@ class Convolution(Contribution):
         assert total.ndim == 2 * d + 3
         return total.reshape(self.units, self.fold * math.prod(outside), -1)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        rows = factors.to(self.dy.dtype).repeat_interleave(self.fold)
-        dy = self.dy * rows.reshape(-1, *[1] * (self.dy.ndim - 1))
-        total = self.geometry.backward(dy, self.x, self.weight, [False, True, False])[1]
-        return shifted_sum(total, factors.to(total.dtype), self._shift)
+    def weighted_sum(self, factors: Tensor, at_once: int) -> Tensor:
+        total = in_parts(lambda part: self._sum_of(part, factors), self.units, at_once)
+        return shifted_sum(total, factors, self._shift)
+
+    def _sum_of(self, part: slice, factors: Tensor) -> Tensor:
+        start, stop, _ = part.indices(self.units)
+        rows = slice(start * self.fold, stop * self.fold)
+        c = factors[part].to(self.dy.dtype).repeat_interleave(self.fold)
+        dy = self.dy[rows] * c.reshape(-1, *[1] * (self.dy.ndim - 1))
+        total: Tensor = self.geometry.backward(dy, self.x[rows], self.weight, [False, True, False])[1]
+        return total
 
     def drop(self, keep: Tensor) -> None:
         mask = keep.repeat_interleave(self.fold).reshape(-1, *[1] * (self.x.ndim - 1))
-        zero = torch.zeros((), dtype=self.x.dtype)
-        self.x, self.dy = torch.where(mask, self.x, zero), torch.where(mask, self.dy, zero)
+        self.x, self.dy = self.x.masked_fill(~mask, 0.0), self.dy.masked_fill(~mask, 0.0)
+
+
+Report = Callable[[Tensor, Tensor, Tensor | None], None]
+"""What is told of a use: x, dy and, if asked for, y."""
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution that reports (x, dy) and returns only dx."""
+    """A convolution that reports (x, dy, y) and returns only dx."""
 
     @staticmethod
     def forward(
@@ -204,26 +307,74 @@ class _Convolution(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         geometry: Geometry,
-        report: Callable[[Tensor, Tensor], None],
+        report: Report,
+        keep_output: bool,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        y = geometry.forward(x, weight, bias)
+        ctx.save_for_backward(x, weight, y if keep_output else None)
         ctx.geometry, ctx.report = geometry, report
-        return geometry.forward(x, weight, bias)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = grads
-        x, weight = ctx.saved_tensors
+        x, weight, y = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[1]:
             dx = ctx.geometry.backward(dy, x, weight, [True, False, False])[0]
-        ctx.report(x.detach(), dy)
-        return None, dx, None, None, None, None
+        ctx.report(x.detach(), dy, None if y is None else y.detach())
+        return None, dx, None, None, None, None, None
+
+
+def apply(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    report: Report,
+    *,
+    keep_output: bool = False,
+) -> Tensor:
+    """The convolution, tapped."""
+    result: Tensor = _Convolution.apply(tape.tap, x, weight, bias, geometry, report, keep_output)  # type: ignore[no-untyped-call]
+    return result
+
+
+def channels_last(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In the memory order that the kernels read, where they run."""
+    if tensors[0].ndim != 4 or not kernels.usable(*tensors):
+        return tensors
+    return tuple(t.contiguous(memory_format=torch.channels_last) for t in tensors)
 
 
 def _tuple(value: int | Sequence[int], d: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * d if len(values) == 1 else values
+
+
+def padded(
+    x: Tensor,
+    kernel: tuple[int, ...],
+    stride: int | Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+) -> tuple[Tensor, Geometry]:
+    """The geometry of a call, with the input padded beforehand where its padding is not symmetric."""
+    d = len(kernel)
+    dilations = _tuple(dilation, d)
+    if padding == "same":
+        total = [dil * (k - 1) for k, dil in zip(kernel, dilations, strict=True)]
+        if any(t % 2 for t in total):  # even kernels pad one more on the far side
+            x = F.pad(x, [n for t in reversed(total) for n in (t // 2, t - t // 2)])
+            padding = 0
+        else:
+            padding = [t // 2 for t in total]
+    elif padding == "valid":
+        padding = 0
+    assert not isinstance(padding, str)
+    return x, Geometry(kernel, _tuple(stride, d), _tuple(padding, d), dilations, groups)
 
 
 def convolution(call: Call) -> Any:
@@ -239,29 +390,18 @@ def convolution(call: Call) -> Any:
         layout, tape, d = call.layout_of(input), call.tape, weight.ndim - 2
         if layout is None or layout.dim != 0 or input.ndim != d + 2 or input.shape[0] != tape.rows:
             return NotImplemented
-        kernel = tuple(weight.shape[2:])
-        dilations = _tuple(dilation, d)
-        x = input
-        if padding == "same":
-            total = [dil * (k - 1) for k, dil in zip(kernel, dilations, strict=True)]
-            if any(t % 2 for t in total):  # even kernels pad one more on the far side
-                x = F.pad(x, [n for t in reversed(total) for n in (t // 2, t - t // 2)])
-                padding = 0
-            else:
-                padding = [t // 2 for t in total]
-        elif padding == "valid":
-            padding = 0
-        assert not isinstance(padding, str)
-        geometry = Geometry(kernel, _tuple(stride, d), _tuple(padding, d), dilations, groups)
-
-        def report(x: Tensor, dy: Tensor) -> None:
-            if call.is_tracked(weight):
-                tape.add(weight, Convolution(x, dy, weight.detach(), geometry, tape.units))
-            if bias is not None and call.is_tracked(bias):
-                tape.add(bias, Dense(tape.per_unit(dy.flatten(2).sum(2))))
-
+        x, geometry = padded(input, tuple(weight.shape[2:]), stride, padding, dilation, groups)
         b = None if bias is None else bias.detach()
-        return _Convolution.apply(tape.tap, x, weight.detach(), b, geometry, report)  # type: ignore[no-untyped-call]
+        x, w, b = autocast(x, weight.detach(), b)
+        x, w = channels_last(x, w)
+
+        def report(x: Tensor, dy: Tensor, y: Tensor | None) -> None:
+            if call.is_tracked(weight):
+                tape.add(weight, Convolution(x, dy, w, geometry, tape.units))
+            if bias is not None and call.is_tracked(bias):
+                tape.add(bias, Dense(tape.per_unit(dy.flatten(2).sum(2, dtype=summed_in(dy.dtype)))))
+
+        return apply(tape, x, w, b, geometry, report)
 
     return bound(*call.args, **call.kwargs)
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.gradients.contributions import Dense
-from sfumato.gradients.rules.call import Call
+from sfumato.gradients.contributions import Dense, summed_in
+from sfumato.gradients.rules.call import Call, autocast
 
 
 class _Linear(torch.autograd.Function):
@@ -49,11 +49,11 @@ def _apply(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, transp
             a, b = (inputs, outputs) if transposed else (outputs, inputs)
             tape.add_outer(weight, a, b)
         if bias is not None and call.is_tracked(bias):
-            tape.add(bias, Dense(outputs.sum(1)))
+            tape.add(bias, Dense(outputs.sum(1, dtype=summed_in(outputs.dtype))))
 
-    matrix = weight.detach()
+    x, matrix, b = autocast(x, weight.detach(), None if bias is None else bias.detach())
     matrix = matrix.T if transposed else matrix
-    return _Linear.apply(tape.tap, x, matrix, bias if bias is None else bias.detach(), report)  # type: ignore[no-untyped-call]
+    return _Linear.apply(tape.tap, x, matrix, b, report)  # type: ignore[no-untyped-call]
 
 
 def linear(call: Call) -> Any:

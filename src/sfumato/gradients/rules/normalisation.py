@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato import kernels
+from sfumato.gradients.contributions import summed_in
 from sfumato.gradients.rules.call import Call
+from sfumato.nn.functional import Activation, activate, group_norm_act
 
 _aten = torch.ops.aten
 Report = Callable[[Tensor, Tensor], None]
@@ -81,6 +84,39 @@ class _GroupNorm(torch.autograd.Function):
         return None, dx, None, None, None, None, None
 
 
+class _GroupNormByKernel(torch.autograd.Function):
+    """With its activation, in channels-last memory; the affine gradients of every row are by-products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tap: Tensor,
+        x: Tensor,
+        groups: int,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        activation: Activation,
+        report: Report,
+    ) -> Tensor:
+        from sfumato.kernels import group_norm as kernel
+
+        x = x.contiguous(memory_format=torch.channels_last)
+        y, mean, rstd = kernel.forward(x, groups, weight, bias, eps, activation)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.groups, ctx.activation, ctx.report = groups, activation, report
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from sfumato.kernels import group_norm as kernel
+
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        dx, dw, db = kernel.backward(x, grads[0], weight, bias, mean, rstd, ctx.groups, ctx.activation)
+        ctx.report(dw, db)
+        return None, dx, None, None, None, None, None, None
+
+
 class _Scale(torch.autograd.Function):
     """x * w for a vector (or block) w over the last dimensions."""
 
@@ -132,7 +168,8 @@ def layer_norm(call: Call) -> Any:
                     tape.add_rows(parameter, _sum_positions(layout.rows_first(value, tape.rows), features))
 
         b = None if bias is None else bias.detach()
-        return _LayerNorm.apply(tape.tap, input, list(normalized_shape), weight.detach(), b, eps, report)  # type: ignore[no-untyped-call]
+        x = input.to(summed_in(input.dtype))
+        return _LayerNorm.apply(tape.tap, x, list(normalized_shape), weight.detach(), b, eps, report)  # type: ignore[no-untyped-call]
 
     return bound(*call.args, **call.kwargs)
 
@@ -141,20 +178,43 @@ def group_norm(call: Call) -> Any:
     def bound(
         input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Any:
-        layout = call.layout_of(input)
-        if layout is None or layout.dim != 0 or input.shape[0] != call.tape.rows or weight is None:
-            return NotImplemented
-        tape = call.tape
-
-        def report(dw: Tensor, db: Tensor) -> None:
-            for parameter, value in ((weight, dw), (bias, db)):
-                if parameter is not None and call.is_tracked(parameter):
-                    tape.add_rows(parameter, value)
-
-        b = None if bias is None else bias.detach()
-        return _GroupNorm.apply(tape.tap, input, num_groups, weight.detach(), b, eps, report)  # type: ignore[no-untyped-call]
+        return _group_norm(call, input.to(summed_in(input.dtype)), num_groups, weight, bias, eps, Activation.NONE)
 
     return bound(*call.args, **call.kwargs)
+
+
+def group_norm_with_activation(call: Call) -> Any:
+    def bound(
+        x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: Activation
+    ) -> Any:
+        return _group_norm(call, x, groups, weight, bias, eps, activation)
+
+    return bound(*call.args, **call.kwargs)
+
+
+def _group_norm(
+    call: Call, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: Activation
+) -> Any:
+    layout, tape = call.layout_of(call.args[0] if call.args else call.kwargs["input"]), call.tape
+    if layout is None or layout.dim != 0 or x.shape[0] != tape.rows or weight is None:
+        return NotImplemented
+
+    def report(dw: Tensor, db: Tensor) -> None:
+        for parameter, value in ((weight, dw), (bias, db)):
+            if parameter is not None and call.is_tracked(parameter):
+                tape.add_rows(parameter, value)
+
+    w, b = weight.detach(), None if bias is None else bias.detach()
+    if x.ndim == 4 and kernels.usable(x, w, b) and _fits(x, groups):
+        return _GroupNormByKernel.apply(tape.tap, x, groups, w, b, eps, activation, report)  # type: ignore[no-untyped-call]
+    y = _GroupNorm.apply(tape.tap, x.to(w.dtype), groups, w, b, eps, report)  # type: ignore[no-untyped-call]
+    return activate(y, activation).to(x.dtype)
+
+
+def _fits(x: Tensor, groups: int) -> bool:
+    from sfumato.kernels.group_norm import fits
+
+    return fits(x.shape[1], groups, x.shape[2] * x.shape[3])
 
 
 def instance_norm(call: Call) -> Any:
@@ -184,7 +244,8 @@ def rms_norm(call: Call) -> Any:
         layout = call.layout_of(input)
         if layout is None or weight is None or layout.dim >= input.ndim - len(normalized_shape):
             return NotImplemented
-        return _scaled(call, F.rms_norm(input, list(normalized_shape), None, eps), weight, input)
+        x = input.to(summed_in(input.dtype))
+        return _scaled(call, F.rms_norm(x, list(normalized_shape), None, eps), weight, input)
 
     return bound(*call.args, **call.kwargs)
 
@@ -245,6 +306,7 @@ TABLE: Mapping[Any, Callable[[Call], Any]] = {
     F.group_norm: group_norm,
     F.instance_norm: instance_norm,
     F.rms_norm: rms_norm,
+    group_norm_act: group_norm_with_activation,
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, operator.mul), scale),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, operator.add), shift),
 }

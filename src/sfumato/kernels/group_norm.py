@@ -1,0 +1,353 @@
+"""Group normalisation with its activation, of images whose channels lie together in memory.
+
+y = act(xhat * w + b) with xhat = (x - mean) * rstd over each image's groups of channels. One program takes one image:
+it reads x once if the image fits its registers, twice if not. Its backward gives the affine gradients of every image,
+which are sums that it needs anyway.
+"""
+
+# mypy: disable-error-code="import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_MOST_CHANNELS = 4096
+
+# Elements of a tile and warps, by channels, tuned on an H200 for 16-bit elements and 32, 16 and 8 pixels square.
+_FORWARD = {16: (16384, 8), 64: (65536, 16), 128: (16384, 4), 256: (16384, 4)}
+_BACKWARD = {16: (8192, 4), 64: (32768, 8), 128: (16384, 4), 256: (16384, 4)}
+_OTHERWISE = (8192, 4)
+
+
+def fits(channels: int, groups: int, positions: int) -> bool:
+    """Whether the kernels take such images: powers of two, since groups are folded by reshaping a register."""
+    powers = all(n > 0 and n & (n - 1) == 0 for n in (channels, groups)) and groups <= channels <= _MOST_CHANNELS
+    return powers and 0 < channels * positions < 2**31  # within an image, offsets have 32 bits
+
+
+def forward(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, and mean and 1/deviation of every image and group, in float32.
+
+    `x` has the shape (N, C, H, W) and is laid out channels-last if it is not yet; so is the output, in x's type.
+    `activation` is "none", "relu" or "silu".
+    """
+    N, C, H, W = x.shape
+    if N == 0 or not fits(C, groups, H * W):
+        return forward_slowly(x, groups, weight, bias, eps, activation)
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.empty_like(x, memory_format=torch.channels_last)
+    mean = torch.empty(N, groups, device=x.device, dtype=torch.float32)
+    rstd = torch.empty_like(mean)
+    weight, bias = _affine(weight, bias, x)
+    rows, warps = _tile(_FORWARD, C, H * W, x)
+    with torch.cuda.device_of(x):
+        _forward_kernel[(N,)](
+            x, y, weight, bias, mean, rstd, eps, H * W, C, groups, rows, str(activation), num_warps=warps
+        )
+    return y, mean, rstd
+
+
+def backward(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    groups: int,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, like x, and of weight and bias: one row per image, (N, C) in float32."""
+    N, C, H, W = x.shape
+    if N == 0 or not fits(C, groups, H * W):
+        return backward_slowly(x, dy, weight, bias, mean, rstd, groups, activation)
+    x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
+    dx = torch.empty_like(x, memory_format=torch.channels_last)
+    dw = torch.empty(N, C, device=x.device, dtype=torch.float32)
+    db = torch.empty_like(dw)
+    weight, bias = _affine(weight, bias, x)
+    rows, warps = _tile(_BACKWARD, C, H * W, x)
+    with torch.cuda.device_of(x):
+        _backward_kernel[(N,)](
+            x, dy, dx, weight, bias, mean, rstd, dw, db, H * W, C, groups, rows, str(activation), num_warps=warps
+        )
+    return dx, dw, db
+
+
+def _affine(weight: Tensor | None, bias: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    def given(t: Tensor | None, value: float) -> Tensor:
+        return torch.full((x.shape[1],), value, device=x.device) if t is None else t.contiguous()
+
+    return given(weight, 1.0), given(bias, 0.0)
+
+
+def _tile(table: Mapping[int, tuple[int, int]], channels: int, positions: int, x: Tensor) -> tuple[int, int]:
+    """Positions of a tile, a power of two, and warps; wider elements fill registers sooner."""
+    elements, warps = table.get(channels, _OTHERWISE)
+    most = max(1, elements * 2 // max(2, x.element_size()) // channels)
+    return min(triton.next_power_of_2(positions), most), warps
+
+
+# --------------------------------------------------------------------------------------------- slow twins
+
+
+def forward_slowly(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `forward` computes, in plain PyTorch; statistics in float64 if x is."""
+    N, C, H, W = x.shape
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    grouped = wide.reshape(N, groups, C // groups * H * W)
+    mean = grouped.mean(2)
+    rstd = torch.rsqrt((grouped - mean[:, :, None]).square().mean(2) + eps)
+    y = _activate(_scaled(_xhat(wide, mean, rstd), weight, bias), activation)
+    return y.to(x.dtype).contiguous(memory_format=torch.channels_last), mean, rstd
+
+
+def backward_slowly(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    groups: int,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `backward` computes, in plain PyTorch."""
+    N, C, H, W = x.shape
+    xhat = _xhat(x.to(mean.dtype), mean, rstd)
+    du = _unactivate(_scaled(xhat, weight, bias), dy.to(mean.dtype), activation)
+    dw, db = (du * xhat).sum((2, 3)), du.sum((2, 3))
+    dxhat = _scaled(du, weight, None).reshape(N, groups, C // groups * H * W)
+    flat = xhat.reshape_as(dxhat)
+    along = (dxhat * flat).mean(2, keepdim=True)
+    dx = (dxhat - dxhat.mean(2, keepdim=True) - flat * along) * rstd[:, :, None]
+    return dx.reshape(x.shape).to(x.dtype).contiguous(memory_format=torch.channels_last), dw, db
+
+
+def _xhat(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    N, C, H, W = x.shape
+    groups = mean.shape[1]
+    grouped = x.reshape(N, groups, C // groups * H * W)
+    return ((grouped - mean[:, :, None]) * rstd[:, :, None]).reshape(x.shape)
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight.to(x.dtype)[:, None, None]
+    return x if bias is None else x + bias.to(x.dtype)[:, None, None]
+
+
+def _activate(u: Tensor, activation: str) -> Tensor:
+    if activation == "relu":
+        return F.relu(u)
+    return F.silu(u) if activation == "silu" else u
+
+
+def _unactivate(u: Tensor, dy: Tensor, activation: str) -> Tensor:
+    if activation == "relu":
+        return torch.where(u <= 0, 0.0, dy)
+    if activation == "silu":
+        s = torch.sigmoid(u)
+        return dy * s * (1 + u * (1 - s))
+    return dy
+
+
+# --------------------------------------------------------------------------------------------- kernels
+# Pointers point at one image of HW positions with C channels each; a tile is R positions, a power of two.
+
+
+@triton.jit
+def _group_sums(of_channel, C: tl.constexpr, G: tl.constexpr):
+    D: tl.constexpr = C // G
+    return tl.sum(tl.reshape(of_channel, [G, D]), 1)
+
+
+@triton.jit
+def _to_channels(of_group, C: tl.constexpr, G: tl.constexpr):
+    D: tl.constexpr = C // G
+    return tl.reshape(tl.broadcast_to(of_group[:, None], [G, D]), [C])
+
+
+@triton.jit
+def _load(ptr, position, channel, HW: tl.constexpr, C: tl.constexpr, R: tl.constexpr):
+    at = position[:, None] * C + channel[None, :]
+    if HW % R == 0:
+        tile = tl.load(ptr + at)
+    else:
+        tile = tl.load(ptr + at, mask=(position < HW)[:, None], other=0.0)
+    return tile
+
+
+@triton.jit
+def _store(ptr, value, position, channel, HW: tl.constexpr, C: tl.constexpr, R: tl.constexpr):
+    at = position[:, None] * C + channel[None, :]
+    if HW % R == 0:
+        tl.store(ptr + at, value.to(ptr.dtype.element_ty))
+    else:
+        tl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=(position < HW)[:, None])
+
+
+@triton.jit
+def _shifted(tile, shift, position, HW: tl.constexpr, R: tl.constexpr):
+    value = tile.to(tl.float32) - shift[None, :]
+    if HW % R != 0:
+        value = tl.where((position < HW)[:, None], value, 0.0)
+    return value
+
+
+@triton.jit
+def _output(tile, mean, scale, bias, ACT: tl.constexpr):
+    u = (tile.to(tl.float32) - mean[None, :]) * scale[None, :] + bias[None, :]
+    if ACT == "relu":
+        u = tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch does; the default makes NaN 0
+    elif ACT == "silu":
+        u = u / (1.0 + tl.exp(-u))
+    return u
+
+
+@triton.jit
+def _inner_gradient(xhat, dy_tile, weight, bias, ACT: tl.constexpr):
+    """The gradient of what the activation is applied to."""
+    du = dy_tile.to(tl.float32)
+    u = xhat * weight[None, :] + bias[None, :]
+    if ACT == "relu":
+        du = tl.where(u <= 0, 0.0, du)
+    elif ACT == "silu":
+        s = 1.0 / (1.0 + tl.exp(-u))
+        du = du * s * (1.0 + u * (1.0 - s))
+    return du
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,
+    y_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    eps,
+    HW: tl.constexpr,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    ACT: tl.constexpr,
+):
+    n = tl.program_id(0).to(tl.int64)
+    x_ptr += n * (HW * C)
+    y_ptr += n * (HW * C)
+    COUNT: tl.constexpr = HW * (C // G)
+    group = tl.arange(0, G)
+    channel = tl.arange(0, C)
+    row = tl.arange(0, R)
+
+    # E v^2 - (E v)^2 cancels unless v is about as small as its deviation: v is x less its group's mean at the first
+    # position.
+    first = _group_sums(tl.load(x_ptr + channel).to(tl.float32), C, G) / (C // G)
+    shift = _to_channels(first, C, G)
+    sums = tl.zeros([C], tl.float32)
+    squares = tl.zeros([C], tl.float32)
+    if R >= HW:
+        tile = _load(x_ptr, row, channel, HW, C, R)
+        v = _shifted(tile, shift, row, HW, R)
+        sums = tl.sum(v, 0)
+        squares = tl.sum(v * v, 0)
+    else:
+        for start in range(0, HW, R):
+            v = _shifted(_load(x_ptr, start + row, channel, HW, C, R), shift, start + row, HW, R)
+            sums += tl.sum(v, 0)
+            squares += tl.sum(v * v, 0)
+    offset = _group_sums(sums, C, G) / COUNT
+    var = tl.maximum(_group_sums(squares, C, G) / COUNT - offset * offset, 0.0)
+    group_mean = first + offset
+    group_rstd = 1.0 / tl.sqrt(var + eps)
+    tl.store(mean_ptr + n * G + group, group_mean)
+    tl.store(rstd_ptr + n * G + group, group_rstd)
+
+    mean = _to_channels(group_mean, C, G)
+    scale = _to_channels(group_rstd, C, G) * tl.load(weight_ptr + channel).to(tl.float32)
+    bias = tl.load(bias_ptr + channel).to(tl.float32)
+    if R >= HW:
+        _store(y_ptr, _output(tile, mean, scale, bias, ACT), row, channel, HW, C, R)
+    else:
+        for start in range(0, HW, R):
+            again = _load(x_ptr, start + row, channel, HW, C, R)
+            _store(y_ptr, _output(again, mean, scale, bias, ACT), start + row, channel, HW, C, R)
+
+
+@triton.jit
+def _backward_kernel(
+    x_ptr,
+    dy_ptr,
+    dx_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dw_ptr,
+    db_ptr,
+    HW: tl.constexpr,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    ACT: tl.constexpr,
+):
+    n = tl.program_id(0).to(tl.int64)
+    x_ptr += n * (HW * C)
+    dy_ptr += n * (HW * C)
+    dx_ptr += n * (HW * C)
+    COUNT: tl.constexpr = HW * (C // G)
+    group = tl.arange(0, G)
+    channel = tl.arange(0, C)
+    row = tl.arange(0, R)
+    mean = _to_channels(tl.load(mean_ptr + n * G + group), C, G)
+    rstd = _to_channels(tl.load(rstd_ptr + n * G + group), C, G)
+    weight = tl.load(weight_ptr + channel).to(tl.float32)
+    bias = tl.load(bias_ptr + channel).to(tl.float32)
+
+    # Positions past the image load dy = 0, so they add nothing.
+    dw = tl.zeros([C], tl.float32)
+    db = tl.zeros([C], tl.float32)
+    if R >= HW:
+        tile = _load(x_ptr, row, channel, HW, C, R)
+        dy_tile = _load(dy_ptr, row, channel, HW, C, R)
+        xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
+        du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
+        dw = tl.sum(du * xhat, 0)
+        db = tl.sum(du, 0)
+    else:
+        for start in range(0, HW, R):
+            tile = _load(x_ptr, start + row, channel, HW, C, R)
+            dy_tile = _load(dy_ptr, start + row, channel, HW, C, R)
+            xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
+            du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
+            dw += tl.sum(du * xhat, 0)
+            db += tl.sum(du, 0)
+    tl.store(dw_ptr + n * C + channel, dw)
+    tl.store(db_ptr + n * C + channel, db)
+
+    # dx = rstd * (du w - mean of du w - xhat * mean of du w xhat), the means over the group.
+    along = _to_channels(_group_sums(dw * weight, C, G) / COUNT, C, G)
+    level = _to_channels(_group_sums(db * weight, C, G) / COUNT, C, G)
+    if R >= HW:
+        xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
+        du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
+        dx = (du * weight[None, :] - level[None, :] - xhat * along[None, :]) * rstd[None, :]
+        _store(dx_ptr, dx, row, channel, HW, C, R)
+    else:
+        for start in range(0, HW, R):
+            tile = _load(x_ptr, start + row, channel, HW, C, R)
+            dy_tile = _load(dy_ptr, start + row, channel, HW, C, R)
+            xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
+            du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
+            dx = (du * weight[None, :] - level[None, :] - xhat * along[None, :]) * rstd[None, :]
+            _store(dx_ptr, dx, start + row, channel, HW, C, R)

@@ -1,0 +1,160 @@
+"""The two operations that private image models are made of, each one operation to whoever overrides functions.
+
+A `TorchFunctionMode` sees `group_norm_act` and `standardised_conv2d` whole, as it does those of `torch.nn.functional`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
+
+from sfumato.kernels import usable
+
+Pair = int | tuple[int, int]
+
+
+class Activation(StrEnum):
+    """What follows a normalisation."""
+
+    NONE = "none"
+    RELU = "relu"
+    SILU = "silu"
+
+
+def group_norm_act(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    activation: Activation = Activation.RELU,
+) -> Tensor:
+    """act(group_norm(x)) in x's type, with statistics in float32 at least, under autocast too."""
+    if has_torch_function((x, weight, bias)):
+        result: Tensor = handle_torch_function(
+            group_norm_act, (x, weight, bias), x, groups, weight, bias, eps, activation
+        )
+        return result
+    if x.ndim == 4 and usable(x, weight, bias):
+        from sfumato.kernels.group_norm import fits
+
+        if fits(x.shape[1], groups, x.shape[2] * x.shape[3]):
+            fused: Tensor = _GroupNormAct.apply(x, weight, bias, groups, eps, activation)  # type: ignore[no-untyped-call]
+            return fused
+    with full_precision(x):
+        wide = at_least_float32(x)
+        w, b = (None if t is None else t.to(wide.dtype) for t in (weight, bias))
+        return activate(F.group_norm(wide, groups, w, b, eps), activation).to(x.dtype)
+
+
+class _GroupNormAct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        groups: int,
+        eps: float,
+        activation: Activation,
+    ) -> Tensor:
+        from sfumato.kernels import group_norm
+
+        x = x.contiguous(memory_format=torch.channels_last)
+        y, mean, rstd = group_norm.forward(x, groups, weight, bias, eps, activation)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.groups, ctx.activation = groups, activation
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from sfumato.kernels import group_norm
+
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        dx, dw, db = group_norm.backward(x, dy, weight, bias, mean, rstd, ctx.groups, ctx.activation)
+        summed = (None if t is None else d.sum(0).to(t.dtype) for t, d in ((weight, dw), (bias, db)))
+        return dx, *summed, None, None, None
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    if activation is Activation.RELU:
+        return F.relu(x)
+    return F.silu(x) if activation is Activation.SILU else x
+
+
+def standardised_weight(weight: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    """gain * u per output row, with u = c / sqrt(|c|^2 + eps) and c the row less its mean.
+
+    With eps inside the root, the gradient is s * (g - mean g - u <u, g>), s = gain / sqrt(|c|^2 + eps), everywhere.
+    """
+    rows = at_least_float32(weight).flatten(1)
+    centred = rows - rows.mean(1, keepdim=True)
+    unit = centred * torch.rsqrt(centred.square().sum(1, keepdim=True) + eps)
+    scaled = unit if gain is None else unit * gain[:, None]
+    return scaled.reshape(weight.shape).to(weight.dtype)
+
+
+def standardised_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    eps: float = 1e-4,
+) -> Tensor:
+    """Convolution by `standardised_weight(weight, gain, eps)`, which is float32 under autocast until it is used."""
+    if has_torch_function((x, weight, gain, bias)):
+        relevant = (x, weight, gain, bias)
+        result: Tensor = handle_torch_function(
+            standardised_conv2d, relevant, x, weight, gain, bias, stride, padding, dilation, groups, eps
+        )
+        return result
+    effective = standardised_weight(weight, gain, eps)
+    if channels_last_here(x) and x.is_contiguous(memory_format=torch.channels_last):
+        effective = effective.contiguous(memory_format=torch.channels_last)
+    kind = autocast_dtype(x)
+    if kind is not None:
+        x, effective = x.to(kind), effective.to(kind)
+    x, effective = widened(x, effective, groups)
+    return F.conv2d(x, effective, bias, stride, padding, dilation, groups)
+
+
+def widened(x: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """With channels of zeros up to eight: cuDNN's tensor cores take no fewer, and images have three."""
+    missing = 8 - x.shape[1]
+    if groups != 1 or missing <= 0 or x.dtype != torch.bfloat16 or not channels_last_here(x):
+        return x, weight
+    padding = [0, 0, 0, 0, 0, missing]
+    return tuple(F.pad(t, padding).contiguous(memory_format=torch.channels_last) for t in (x, weight))  # type: ignore[return-value]
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Switches autocast off for x's device."""
+    return torch.autocast(x.device.type, enabled=False) if autocast_dtype(x) is not None else nullcontext()
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast casts to on x's device, if it is on."""
+    kind = x.device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def channels_last_here(x: Tensor) -> bool:
+    """Whether images are to lie channels-last: on GPUs, whose convolutions like it; not under vmap, which cannot."""
+    return x.is_cuda and x.ndim == 4 and not torch._C._are_functorch_transforms_active()

@@ -1,0 +1,127 @@
+"""Layers that treat examples one by one and train well under clipping: ordinary modules, with fast paths on a GPU."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import InvalidArgument
+from sfumato.nn.functional import (
+    Activation,
+    Pair,
+    autocast_dtype,
+    channels_last_here,
+    group_norm_act,
+    standardised_conv2d,
+)
+
+
+class WSConv2d(nn.Module):
+    """A convolution whose weight's rows are standardised: mean 0 and norm 1, times a trained gain.
+
+    Options are those of `nn.Conv2d`. `eps` is added to a row's squared norm.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = False,
+        gain: bool = True,
+        eps: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise InvalidArgument(
+                f"groups is {groups}, which does not divide {in_channels} and {out_channels} channels: choose a number "
+                "that divides both."
+            )
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride = _pair(kernel_size), _pair(stride)
+        self.padding, self.dilation = _pair(padding), _pair(dilation)
+        self.groups, self.eps = groups, eps
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
+        self.gain = nn.Parameter(torch.empty(out_channels)) if gain else None
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights of deviation 1/sqrt(fan in), gain 1, bias 0."""
+        nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        options = (self.stride, self.padding, self.dilation, self.groups, self.eps)
+        return standardised_conv2d(x, self.weight, self.gain, self.bias, *options)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        usual = (("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1), ("eps", 1e-4))
+        text += "".join(f", {name}={getattr(self, name)}" for name, value in usual if getattr(self, name) != value)
+        text += "" if self.bias is None else ", bias=True"
+        return text + (", gain=False" if self.gain is None else "")
+
+
+class GroupNormAct(nn.Module):
+    """Group normalisation and the activation after it, as one operation; statistics are float32 under autocast too."""
+
+    def __init__(
+        self, groups: int, channels: int, activation: Literal["relu", "silu"] | None = "relu", eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        if groups < 1 or channels % groups:
+            raise InvalidArgument(
+                f"groups is {groups}, which does not divide {channels} channels: choose a number that does."
+            )
+        if activation not in ("relu", "silu", None):
+            raise InvalidArgument(f"activation is {activation!r}: choose 'relu', 'silu' or None.")
+        self.groups, self.channels, self.eps = groups, channels, eps
+        self.activation = Activation.NONE if activation is None else Activation(activation)
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, self.activation)
+
+    def extra_repr(self) -> str:
+        return f"{self.groups}, {self.channels}, activation={self.activation.value!r}, eps={self.eps}"
+
+
+class Pixels(nn.Module):
+    """Images as a network takes them: (v - mean) / std with v in 0..1, where uint8 pixels are divided by 255 first.
+
+    The result is channels-last on a GPU, and of autocast's type where that is on.
+    """
+
+    def __init__(self, mean: float = 0.5, std: float = 0.25) -> None:
+        super().__init__()
+        if not std > 0:
+            raise InvalidArgument(f"std is {std}: give a positive number, which pixels are divided by.")
+        self.mean, self.std = mean, std
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            values = (images - 255.0 * self.mean) / (255.0 * self.std)
+        else:
+            values = (images - self.mean) / self.std
+        dtype = values.dtype if values.dtype == torch.float64 else autocast_dtype(values) or values.dtype
+        if channels_last_here(values):
+            return values.to(dtype=dtype, memory_format=torch.channels_last)
+        return values.to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"mean={self.mean}, std={self.std}"
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -1,0 +1,174 @@
+"""The normalisation kernels against their twins, and both against autograd through torch's own group norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato import kernels
+
+if not kernels.INSTALLED:
+    pytest.skip("needs Triton", allow_module_level=True)
+if not kernels.INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from sfumato.kernels import group_norm as gn
+
+DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda u: u, "relu": F.relu, "silu": F.silu}
+SHAPES = [  # channels, groups, height, width; 35 and 9 positions are no powers of two
+    (16, 16, 4, 4),
+    (16, 4, 5, 7),
+    (8, 1, 4, 4),
+    (64, 16, 3, 3),
+    (4, 2, 1, 1),
+    (1, 1, 8, 4),
+]
+
+
+def make(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32, images: int = 3) -> list[Tensor]:
+    """x, dy, weight and bias, with no pre-activation near the kink of a ReLU."""
+    C, groups, H, W = shape
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(images, C, H, W, generator=generator).to(dtype) for _ in range(2))
+    weight = 1 + 0.3 * torch.rand(C, generator=generator)
+    bias = torch.randn(C, generator=generator)
+    u = F.group_norm(x.double(), groups, weight.double(), bias.double())
+    for _ in range(200):
+        near = (u.abs() < 2e-3).amax((0, 2, 3))
+        bias = torch.where(near, bias + 5e-3, bias)
+        u = F.group_norm(x.double(), groups, weight.double(), bias.double())
+    assert float(u.abs().min()) > 1e-3
+    return [t.to(DEVICE) for t in (x, dy, weight, bias)]
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel forgets to write shows."""
+
+    def full(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args, **kwargs: make(*args, **kwargs).fill_(float("nan"))
+
+    monkeypatch.setattr(torch, "empty", full(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", full(torch.empty_like))
+
+
+def both(shape: tuple[int, int, int, int], dtype: torch.dtype, activation: str) -> list[tuple[Tensor, Tensor]]:
+    """Every result of forward and backward, from kernel and twin."""
+    x, dy, weight, bias = make(shape, dtype)
+    groups = shape[1]
+    ours = gn.forward(x, groups, weight, bias, 1e-5, activation)
+    theirs = gn.forward_slowly(x, groups, weight, bias, 1e-5, activation)
+    ours += gn.backward(x, dy, weight, bias, *ours[1:], groups, activation)
+    theirs += gn.backward_slowly(x, dy, weight, bias, *theirs[1:], groups, activation)
+    return list(zip(ours, theirs, strict=True))
+
+
+def compare(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
+    for ours, theirs in pairs:
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        assert ours.ndim == 2 or ours.is_contiguous(memory_format=torch.channels_last)
+        rounding = 2e-2 if ours.dtype == torch.bfloat16 else 2e-5
+        torch.testing.assert_close(ours, theirs, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_are_like_their_twins(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gn.fits(shape[0], shape[1], shape[2] * shape[3])
+    poisoned(monkeypatch)
+    compare(both(shape, dtype, activation), dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_image_of_several_tiles(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in ("_FORWARD", "_BACKWARD"):
+        monkeypatch.setattr(gn, table, {})
+    monkeypatch.setattr(gn, "_OTHERWISE", (8 * shape[0], 4))  # 4 positions in float32
+    poisoned(monkeypatch)
+    compare(both(shape, torch.float32, "silu"), torch.float32)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("slowly", [False, True])
+def test_like_autograd(activation: str, slowly: bool) -> None:
+    """And the affine gradients of each image are those of that image alone."""
+    x, dy, weight, bias = make((16, 4, 4, 4))
+    forward, backward = (gn.forward_slowly, gn.backward_slowly) if slowly else (gn.forward, gn.backward)
+    y, mean, rstd = forward(x, 4, weight, bias, 1e-5, activation)
+    dx, dw, db = backward(x, dy, weight, bias, mean, rstd, 4, activation)
+    for i in range(len(x)):
+        leaves = [t.double().requires_grad_() for t in (x[i : i + 1], weight, bias)]
+        out = ACTIVATIONS[activation](F.group_norm(leaves[0], 4, leaves[1], leaves[2]))
+        truth = [out, *torch.autograd.grad(out, leaves, dy[i : i + 1].double())]
+        for ours, theirs in zip((y[i : i + 1], dx[i : i + 1], dw[i], db[i]), truth, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("slowly", [False, True])
+def test_without_affine(slowly: bool) -> None:
+    x, dy, *_ = make((8, 2, 4, 4))
+    forward, backward = (gn.forward_slowly, gn.backward_slowly) if slowly else (gn.forward, gn.backward)
+    y, mean, rstd = forward(x, 2, None, None, 1e-5, "silu")
+    dx, dw, db = backward(x, dy, None, None, mean, rstd, 2, "silu")
+    leaf = x.clone().requires_grad_()
+    out = F.silu(F.group_norm(leaf, 2))
+    torch.testing.assert_close(y, out.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dx, torch.autograd.grad(out, leaf, dy)[0], rtol=1e-5, atol=1e-5)
+    assert dw.shape == db.shape == (3, 8)
+
+
+def test_images_far_from_zero_keep_their_variance() -> None:
+    """E x^2 - (E x)^2 would be rounding alone here."""
+    x, _, weight, bias = make((8, 2, 4, 4))
+    far = x + 1000
+    y, _, rstd = gn.forward(far, 2, weight, bias, 1e-5, "none")
+    truth = F.group_norm(far.double(), 2, weight.double(), bias.double())
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
+    deviation = far.double().reshape(3, 2, -1).var(2, correction=0).add(1e-5).rsqrt()
+    torch.testing.assert_close(rstd.double(), deviation, rtol=1e-4, atol=0)
+
+
+def test_one_bad_image_spoils_itself_alone() -> None:
+    x, dy, weight, bias = make((8, 2, 4, 4))
+    clean = gn.forward(x, 2, weight, bias, 1e-5, "relu")
+    x[1, 0, 0, 0] = float("nan")
+    y, mean, rstd = gn.forward(x, 2, weight, bias, 1e-5, "relu")
+    dx, dw, db = gn.backward(x, dy, weight, bias, mean, rstd, 2, "relu")
+    assert y[1, :4].isnan().all()
+    assert dw[1].isnan().any()
+    for t in (y, dx, dw, db):
+        assert t[[0, 2]].isfinite().all()
+    torch.testing.assert_close(y[[0, 2]], clean[0][[0, 2]], rtol=0, atol=0)
+
+
+def test_any_strides_and_no_images_at_all() -> None:
+    x, dy, weight, bias = make((8, 2, 4, 4))
+    expanded = dy[:, :, :1, :1].expand_as(dy)
+    y, mean, rstd = gn.forward(x.contiguous(memory_format=torch.channels_last), 2, weight, bias, 1e-5, "relu")
+    torch.testing.assert_close(y, gn.forward(x.contiguous(), 2, weight, bias, 1e-5, "relu")[0], rtol=0, atol=0)
+    ours = gn.backward(x, expanded, weight, bias, mean, rstd, 2, "relu")
+    theirs = gn.backward(x, expanded.contiguous(), weight, bias, mean, rstd, 2, "relu")
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    y, mean, rstd = gn.forward(x[:0], 2, weight, bias, 1e-5, "relu")
+    dx, dw, db = gn.backward(x[:0], dy[:0], weight, bias, mean, rstd, 2, "relu")
+    assert (y.shape, dx.shape, dw.shape, db.shape) == (x[:0].shape, x[:0].shape, (0, 8), (0, 8))
+
+
+@pytest.mark.parametrize(("channels", "groups", "positions"), [(12, 4, 16), (160, 16, 64), (8, 16, 4), (8192, 8, 1)])
+def test_what_does_not_fit(channels: int, groups: int, positions: int) -> None:
+    assert not gn.fits(channels, groups, positions)
+
+
+def test_what_does_not_fit_runs_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in ("_forward_kernel", "_backward_kernel"):
+        monkeypatch.setattr(gn, kernel, None)
+    compare(both((12, 3, 4, 4), torch.float32, "relu"), torch.float32)
