@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato.nn import GroupNormAct, WSConv2d
 from sfumato.objective import Objective
 
 Case = tuple[nn.Module, Any]
@@ -243,6 +244,17 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
     "conv-large": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Tanh()), lambda: image(4, 12, 12)),
     "conv-transpose": (lambda: nn.ConvTranspose2d(4, 3, 3, stride=2), lambda: image(4, 4, 4)),
     "weight-standardised": (WeightStandardised, lambda: image(3, 6, 6)),
+    "ws-conv": (
+        lambda: nn.Sequential(
+            WSConv2d(3, 8, 3, padding=1, bias=True),
+            GroupNormAct(4, 8, "silu"),
+            WSConv2d(8, 4, 3, stride=2),
+            GroupNormAct(2, 4, "silu"),
+            nn.Flatten(),
+            nn.Linear(16, 3),
+        ),
+        lambda: image(3, 6, 6),
+    ),
     "weight-norm": (weight_norm, lambda: image(6)),
     "embedding": (lambda: nn.Embedding(11, 4), lambda: tokens(7, 11)),
     "embedding-padding": (lambda: nn.Embedding(11, 4, padding_idx=3), lambda: tokens(7, 11)),

@@ -28,6 +28,7 @@ from sfumato.gradients.probe import Probe
 from sfumato.objective import Batch, Objective
 
 # Parameters, rows, weights of rows, which units are no padding, offsets, origin, scale: what a micro-batch depends on.
+_FILLED = 0.75  # of a micro-batch that is padded, at least
 _Named = dict[str, Tensor]
 _Inputs = tuple[_Named, Any, Tensor | None, Tensor, list[_Named] | None, _Named | None, _Named | None]
 
@@ -127,24 +128,24 @@ def clipped_sum(
     if not on_gpu:
         size = min(size, at_once)  # the GPU's kernels add up in float64 themselves
     start = 0
-    with exact_products(performance):
-        while start < count:
-            stop, padded = _next_part(start, count, size, fixed_sizes=on_gpu)
-            unknown = device.type == "cuda" and performance.micro_batch is None and key not in probe.sizes
-            gauge = Gauge(device) if unknown else None
-            try:
+    while start < count:
+        stop, padded = _next_part(start, count, size, fixed_sizes=on_gpu)
+        unknown = device.type == "cuda" and performance.micro_batch is None and key not in probe.sizes
+        gauge = Gauge(device) if unknown else None
+        try:
+            with exact_products(performance, recurring=padded == size and not unknown):
                 sums = one_part(start, stop, padded)
-            except torch.OutOfMemoryError:
-                if size == 1 or performance.micro_batch is not None:
-                    raise
-                size = probe.sizes[key] = size // 2
-                continue
-            for name, value in sums.items():
-                # One micro-batch is one sum; several are added up in float64.
-                total[name] = total[name].double().add_(value) if name in total else value
-            start = stop
-            if gauge is not None:
-                size = probe.sizes[key] = gauge.micro_batch(padded)  # the first size was a guess, this is measured
+        except torch.OutOfMemoryError:
+            if size == 1 or performance.micro_batch is not None:
+                raise
+            size = probe.sizes[key] = size // 2
+            continue
+        for name, value in sums.items():
+            # One micro-batch is one sum; several are added up in float64.
+            total[name] = total[name].double().add_(value) if name in total else value
+        start = stop
+        if gauge is not None:
+            size = probe.sizes[key] = gauge.micro_batch(padded, count)  # the first size was a guess
     return {name: total[name] for name in params}
 
 
@@ -155,17 +156,22 @@ def _like(gradient: Gradient | None, params: Mapping[str, Tensor]) -> dict[str, 
 def _next_part(start: int, count: int, size: int, *, fixed_sizes: bool) -> tuple[int, int]:
     """Where the micro-batch that begins at `start` ends, and to how many units it is padded.
 
-    On a GPU there are four sizes only, the whole one, halves, quarters and eighths, into which the rest is cut.
-    Libraries choose how to compute, and so to round, by the shape: with few shapes a unit is computed alike whatever
-    the sample's size. And memory is used again instead of being cut up.
+    On a GPU there are four sizes only: the whole one, a half, a quarter and an eighth. The rest of a sample is padded
+    to one that it nearly fills, or cut. Libraries choose how to compute, and so to round, by the shape: with few shapes
+    a unit is computed alike whatever the sample's size. And memory is used again instead of being cut up.
     """
     left = count - start
     if not fixed_sizes:
         return min(start + size, count), min(size, left)
-    for part in (size, size // 2, size // 4, size // 8):
-        if 1 <= part <= left:
+    sizes = [max(1, size >> i) for i in range(4)]
+    if left < size:
+        for part in sizes:
+            if part * _FILLED <= left < part:
+                return count, part
+    for part in sizes:
+        if part <= left:
             return start + part, part
-    return count, max(1, size // 8)
+    return count, sizes[-1]
 
 
 def _rows(rows: slice, padding: int, value: Any) -> Any:

@@ -57,7 +57,9 @@ class Graphs:
 def _without_waiting(compute: Compute, inputs: Any) -> dict[str, Tensor] | None:
     """compute(inputs), or None if it waits for the GPU: a recording that fails leaves torch's generators broken."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         return compute(inputs)
     except RuntimeError:  # without its text, which may quote private rows

@@ -19,7 +19,7 @@ from sfumato.gradients.modes import Trace
 from sfumato.gradients.passes import Performance
 from sfumato.gradients.rules import convolution
 
-_SHARE = 0.75  # of a GPU's free memory; some is lost between blocks
+_SHARE = 0.6  # of a GPU's free memory; some is lost between blocks, and cuDNN tries with more
 _FIRST_SHARE = 0.1  # what is foreseen may be a few times too little
 
 
@@ -62,10 +62,10 @@ class Gauge:
         torch.cuda.reset_peak_memory_stats(device)
         self._before = torch.cuda.memory_allocated(device)
 
-    def micro_batch(self, units: int) -> int:
-        """How many units fit, if `units` took what was seen; a power of two, so that sizes recur."""
+    def micro_batch(self, units: int, count: int) -> int:
+        """How many of `count` units fit, if `units` took what was seen; a power of two, so that sizes recur."""
         taken = torch.cuda.max_memory_allocated(self._device) - self._before
-        return _power_of_two(int(_SHARE * free_memory(self._device) * units / max(1, taken)))
+        return _power_of_two(int(_SHARE * free_memory(self._device) * units / max(1, taken)), count)
 
 
 def free_memory(device: torch.device) -> int:
@@ -74,6 +74,5 @@ def free_memory(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def _power_of_two(most: int, count: int | None = None) -> int:
-    most = most if count is None else min(most, count)
-    return 1 << max(0, most.bit_length() - 1)
+def _power_of_two(most: int, count: int) -> int:
+    return 1 << max(0, min(most, count).bit_length() - 1)

@@ -93,10 +93,10 @@ _PRECISIONS = (
 
 
 @contextmanager
-def exact_products(performance: Performance, *, recurring: bool = True) -> Iterator[None]:
+def exact_products(performance: Performance, *, recurring: bool) -> Iterator[None]:
     """Matrix products in full float32: under TF32 the bounds on rounding would not hold. Kernels as they are wanted.
 
-    Where shapes recur, as the few sizes of micro-batches on a GPU do, cuDNN may try its algorithms out.
+    Where shapes recur, as those of whole micro-batches on a GPU do, cuDNN may try its algorithms out.
     """
     before = [place.fp32_precision for place in _PRECISIONS]
     benchmark = torch.backends.cudnn.benchmark

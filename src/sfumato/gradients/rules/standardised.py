@@ -7,13 +7,14 @@ read, and the gain gets <G, u>. With K passes at K weights, the passes are added
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sfumato.gradients.contributions import Contribution, Dense, Shift, summed_in
+from sfumato.gradients.contributions import HALF, Contribution, Dense, Shift, summed_in
 from sfumato.gradients.rows import Order, Rows, Standardisation
 from sfumato.gradients.rules.call import Call, autocast
 from sfumato.gradients.rules.convolution import Convolution, apply, channels_last, padded
@@ -53,7 +54,8 @@ class Pass(Contribution):
         by_output = rows.transpose(0, 1)
         along = torch.stack([p.along for p in parts], 2).transpose(0, 1)  # (O, U, K)
         directions = torch.stack([p.directions for p in parts], 1)  # (O, K, F)
-        torch.baddbmm(by_output, along, directions, alpha=-1.0, out=by_output)
+        with tf32(use.dtype in HALF):  # what is left is what counts: it is normed and summed as it is stored
+            torch.baddbmm(by_output, along, directions, alpha=-1.0, out=by_output)
         centring = Standardisation(torch.zeros_like(directions[:, 0]), torch.ones_like(directions[:, 0, 0]))
         return Rows(rows, use.order, centring)
 
@@ -115,6 +117,18 @@ def standardised_convolution(call: Call) -> Any:
         return apply(tape, x, w, b, geometry, report, keep_output=tape.several_passes)
 
     return bound(*call.args, **call.kwargs)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Products of float32 matrices by tensor cores, where the factors were 16-bit already."""
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if allowed else before
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _direction(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
