@@ -12,7 +12,7 @@ from torch import nn
 
 from sfumato import Budget, Clip, Gradient, GradientMean, NoisyMean, Objective, Planned, Private, cross_entropy
 from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
-from sfumato.gradients import clipped_sum
+from sfumato.gradients import Performance, clipped_sum
 from sfumato.privacy.mechanisms import Gaussian, Mechanism
 from sfumato.questions import Sealed
 
@@ -68,6 +68,51 @@ def test_half_precision_inside_the_model_is_refused() -> None:
     objective = Objective(nn.Linear(4, 2), loss)
     with pytest.raises(SfumatoError):
         ask_once(private(pairs(), objective), objective)
+
+
+@pytest.mark.parametrize("ghost", [None, True, False])
+@pytest.mark.parametrize("compute", [None, torch.bfloat16])
+def test_the_callers_autocast_ends_at_the_engine(ghost: bool | None, compute: torch.dtype | None) -> None:
+    """A training loop wrapped in autocast is an everyday habit: norms and sums must not be bfloat16 for it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 3))
+    objective = Objective(module, cross_entropy, autocast=compute)
+    batch = torch.randn(50, 20), torch.randint(0, 3, (50,))
+    options: dict[str, Any] = {"clip": Clip(0.1), "performance": Performance(ghost=ghost)}
+    plain = clipped_sum(objective, objective.parameters(), batch, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = clipped_sum(objective, objective.parameters(), batch, **options)
+    for name, value in plain.items():
+        assert inside[name].dtype in (torch.float32, torch.float64)
+        assert torch.equal(inside[name], value)
+
+
+def test_an_augmentation_that_begins_to_mix_rows_later_is_refused_then() -> None:
+    class Curriculum:
+        mixing = False
+
+        def __call__(self, batch: Any) -> Any:
+            x, y = batch
+            return (x + x.mean(0) if self.mixing else x), y
+
+    augment = Curriculum()
+    objective = Objective(nn.Linear(4, 2), cross_entropy)
+    door = private(pairs(), objective)
+    ask_once(door, objective, augment=augment)
+    augment.mixing = True
+    with pytest.raises(InvalidArgument, match="augment"):
+        ask_once(door, objective, augment=augment)
+
+
+@pytest.mark.parametrize("norm", [1.0, 1e-3, 1e-7])
+def test_factors_next_to_zero_do_not_lengthen_what_they_shorten(norm: float) -> None:
+    objective = Objective(nn.Linear(4, 4, bias=False), lambda m, b: (m(b[0]) * b[1]).sum(1))
+    params = objective.parameters()
+    clipped_sum(objective, params, (torch.randn(3, 4), torch.randn(3, 4)), clip=Clip(norm))
+    for size in (1e9, 1e15, 4.4e18, 1e19):
+        huge = torch.full((1, 4), size), torch.full((1, 4), 1.6 * size)
+        added = Gradient(clipped_sum(objective, params, huge, clip=Clip(norm))).norm()
+        assert float(added) <= norm * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_augmentation_row_by_row_is_accepted_and_leaves_the_generator_alone() ->
     ):
         torch.manual_seed(3)
         GradientSum(PARAMS, Clip(1.0), augment=augment).check(
-            private._sample(np.arange(3), private._rows_to_check_with())
+            private._sample(np.arange(3), shown=private._rows_to_check_with())
         )
         assert torch.equal(torch.rand(5), expected)
 

@@ -191,7 +191,8 @@ class Private:
             mechanism = self.account.charge(one).take(question.kind())
         # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
         with self._inside():
-            sample = self._sample(mechanism.sampler.draw(self._present, self._noise.sampling))
+            drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
+            sample = self._sample(drawn, expected=mechanism.sampler.expected)
             if isinstance(question, Sealed):
                 return question.run(sample, self._sealed(question, mechanism))
             noisy = self._privatized(question.exact(sample), question, mechanism)
@@ -281,9 +282,9 @@ class Private:
             if mechanism.question == question.kind() and not same:
                 raise InvalidArgument(f"{question.kind()} is planned with another noise or replace_factor: rename it.")
 
-    def _sample(self, indices: Indices, shown: Batch | None = None) -> _Sample:
+    def _sample(self, indices: Indices, *, shown: Batch | None = None, expected: float | None = None) -> _Sample:
         shared = (self._source, self._groups, indices, self._reduction, self.objective, self.performance)
-        return _Sample(*shared, shown=shown)
+        return _Sample(*shared, shown=shown, expected=expected)
 
     def _rows_to_check_with(self) -> Batch | None:
         """Some rows from all over the data, since its first ones are often of one class; kept for later checks."""
@@ -314,6 +315,7 @@ class _Sample:
     objective: Objective | None
     performance: Performance
     shown: Batch | None = None
+    expected: float | None = None
 
     def parts(self) -> Iterator[tuple[Batch, Units]]:
         limit = max(1, _PART_BYTES // max(1, self.source.row_bytes))

@@ -44,13 +44,14 @@ class Sample(Protocol):
     @property
     def reduction(self) -> str: ...
 
+    @property
+    def expected(self) -> float | None: ...
+
     def parts(self) -> Iterator[tuple[Batch, Units]]:
         """The rows in parts that fit into memory; padded rows have weight 0."""
-        ...
 
     def first_rows(self) -> Batch | None:
         """A few rows to check shapes with; None if there are none."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,6 +154,7 @@ class GradientSum(Question):
                 augment=self.augment,
                 offsets=self.offsets,
                 units=units,
+                expected=sample.expected,
                 performance=sample.performance,
             )
             for name, value in part.items():

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from sfumato import kernels
 from sfumato.errors import UnsupportedModel
 from sfumato.gradients import Clip, Gradient, Performance, clipped_sum, engine, factored, memory, passes, reference
-from sfumato.gradients.contributions import Contribution, Dense
+from sfumato.gradients.contributions import Contribution, Dense, Shift
 from sfumato.gradients.engine import _next_part
 from sfumato.gradients.factored import Outer, Tied
+from sfumato.gradients.graphs import state_of
 from sfumato.gradients.passes import Addends, exact_products, per_unit
 from sfumato.gradients.probe import Probe
-from sfumato.gradients.rows import Bundled, Rows, Standardisation
+from sfumato.gradients.rows import Bundled, Order, Rows, Standardisation
+from sfumato.gradients.rules import linear
 from sfumato.gradients.rules.convolution import Convolution
 from sfumato.models.wide_resnet import wide_resnet
 from sfumato.nn import GroupNormAct, WSConv2d
@@ -157,17 +159,6 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """No parameter is bundled with others: what only large ones do happens at the interpreter's sizes too."""
     monkeypatch.setattr(factored, "SMALL", 16)
     monkeypatch.setattr(passes, "SMALL", 16)
-
-
-@pytest.fixture(autouse=not CUDA)
-def _products_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.mm(..., out_dtype=...) is for GPUs alone; the interpreter's CPU gets its meaning."""
-    mm = torch.mm
-
-    def product(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
-        return mm(a, b) if out_dtype is None else mm(a.to(out_dtype), b.to(out_dtype))
-
-    monkeypatch.setattr(torch, "mm", product)
 
 
 def like(params: dict[str, Tensor], seed: int, size: float = 1.0, *, positive: bool = False) -> Gradient:
@@ -689,3 +680,115 @@ def mean_logits(module: nn.Module, batch: Batch) -> Tensor:
 
 def unnested(params: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix("layer."): p for n, p in params.items()}
+
+
+# ------------------------------------------------------------------------------------------------ found in review
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_unit_that_would_overflow_on_the_way_adds_zero_and_spoils_nothing() -> None:
+    """Its norm is finite in float64, its products are not in float32."""
+    objective = Objective(nn.Linear(24, 40, bias=False), add_up, autocast=torch.bfloat16)
+    x, dy = torch.randn(3, 16, 24, device=DEVICE), torch.randn(3, 16, 40, device=DEVICE)
+    objective.module.to(DEVICE)
+    known(objective, (x, dy))
+    without = total(objective, (x[:2], dy[:2]), Clip(1.0))
+    x[2], dy[2] = 8e18, 8e18
+    with_it = total(objective, (x, dy), Clip(1.0))
+    assert oracle.relative_error(with_it, without) <= 1e-6
+
+
+def test_rows_decide_once_who_maps_them() -> None:
+    objective, batch = make("standardised")
+    params = objective.parameters()
+    clip = clip_of("origin", params, 0.5)
+    addends = collect(objective, batch, clip)
+    before = {n: c.weighted_sum(addends.factors, 8) for n, c in addends.contributions.items()}
+    with kernels.contractions(False):
+        after = {n: c.weighted_sum(addends.factors, 8) for n, c in addends.contributions.items()}
+    assert oracle.relative_error(after, before) <= 1e-6
+
+
+def test_a_large_origin_is_taken_off_in_float64() -> None:
+    """Many units near a large origin: what is left is their own addends, not the rounding of so many origins."""
+    origin = 300 * torch.randn(1, 40, device=DEVICE) / 40**0.5
+    rows = origin + 0.01 * torch.randn(400, 1, 40, device=DEVICE)
+    with kernels.using(USE):
+        whole = Rows(rows.contiguous(), Order((1, 40), channels_last=False))
+        shift = Shift(origin, None)
+        whole.prepare(shift)
+        sums = whole.weighted_sum(torch.ones(400, dtype=torch.float64, device=DEVICE), 8)
+    truth = (rows.double() - origin.double()).sum(0)
+    assert float((sums - truth).norm()) <= 1e-6 * float(truth.norm())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.usefixtures("everything_is_large")
+def test_outputs_that_are_padded_for_the_tensor_cores(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = Objective(nn.Linear(24, 41, bias=bias).to(DEVICE), add_up, autocast=torch.bfloat16)
+    batch = torch.randn(3, 5, 24, device=DEVICE), torch.randn(3, 5, 41, device=DEVICE)
+    known(objective, batch)
+    for kind in CLIPS:
+        clip = clip_of(kind, objective.parameters(), 0.5)
+        plain = total(objective, batch, clip)
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, "_LARGE", 16)
+            assert oracle.relative_error(total(objective, batch, clip), plain) <= 1e-5  # longer chains, larger bounds
+
+
+@pytest.mark.parametrize("kernel", [3])
+def test_one_standardised_weight_at_two_sizes_and_several_weights(kernel: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = WSConv2d(16, 16, kernel)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(torch.tanh(self.conv(x)))
+
+    objective = Objective(Twice().to(DEVICE), add_up)
+    batch = torch.randn(2, 16, 7, 7, device=DEVICE), torch.randn(2, 16, 3, 3, device=DEVICE)
+    known(objective, batch)
+    offsets = moves(objective.parameters(), 2)
+    for clip in (Clip(0.1), clip_of("origin+scale", objective.parameters(), 0.1)):
+        ours = total(objective, batch, clip, views=2, offsets=offsets)
+        portable = total(objective, batch, clip, views=2, offsets=offsets, performance=Performance(kernels=False))
+        assert oracle.relative_error(ours, portable) <= 1e-5
+
+
+def test_a_parameter_that_is_one_number() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.size = nn.Linear(6, 4), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.size
+
+    objective = Objective(Scaled().to(DEVICE), cross_entropy)
+    batch = torch.randn(4, 6, device=DEVICE), torch.tensor([0, 1, 2, 3], device=DEVICE)
+    ours = total(objective, batch, Clip(0.1))
+    assert (
+        oracle.relative_error(ours, total(objective, batch, Clip(0.1), performance=Performance(kernels=False))) < 1e-5
+    )
+
+
+def test_the_state_that_a_recording_depends_on_is_seen() -> None:
+    """Without a GPU: a mask that is replaced, a temperature that moves, a closure over another number."""
+
+    class Masked(nn.Linear):
+        mask, temperature = torch.ones(4), 1.0
+
+    module = Masked(4, 2)
+    factor = [1.0]
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(module, batch) * factor[0]
+
+    first = state_of(module, loss)
+    assert state_of(module, loss) == first
+    module.mask = torch.zeros(4)
+    second = state_of(module, loss)
+    module.temperature = 2.0
+    third = state_of(module, loss)
+    assert len({first, second, third}) == 3

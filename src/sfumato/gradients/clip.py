@@ -14,9 +14,11 @@ from sfumato.gradients.gradient import Gradient
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Asked once for all of them: a GPU stops at every question."""
-    each = [torch.isfinite(t).all() for t in tensors]
-    return not each or bool(torch.stack(each).all())
+    """Whether all numbers are, of those on a CPU: a GPU would have to finish all its work before it can say.
+
+    There, an origin or scale that is not finite makes every unit's norm so, and every contribution zero.
+    """
+    return all(bool(torch.isfinite(t).all()) for t in tensors if not t.is_cuda)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,9 @@ PRODUCT_BLOCK = 128
 
 SMALL = 1 << 16  # entries of a parameter below which a GPU bundles its rows with others
 
-# Factors may come in these, where a product of two is exact in float32; whatever is added up is at least float32.
-HALF = frozenset({torch.bfloat16, torch.float16})
+# Factors may come in this, where a product of two is exact in float32; whatever is added up is at least float32. Not in
+# float16, whose range is too small: products and origins would vanish in it.
+HALF = frozenset({torch.bfloat16})
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
@@ -40,6 +41,11 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda:
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a.float(), b.float())
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """(M, R) x (R, N), in the same way."""
+    return batched_product(a.unsqueeze(0), b.unsqueeze(0))[0]
 
 
 def rounding(dtype: torch.dtype, length: int, *, product: bool = False) -> float:
@@ -157,7 +163,8 @@ class Contribution(ABC):
 def shifted_sum(total: Tensor, factors: Tensor, shift: Shift) -> Tensor:
     """scale * (total - (sum of factors) * origin), from the weighted sum of unshifted gradients."""
     if shift.origin is not None:
-        total = total - factors.to(total.dtype).sum() * shift.origin
+        # A number in float64 times a tensor in float32 would be rounded to float32, however many units it counts.
+        total = total - factors.to(total.dtype).sum() * shift.origin.to(total.dtype)
     return total if shift.scale is None else shift.scale * total
 
 

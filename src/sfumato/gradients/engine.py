@@ -22,15 +22,19 @@ from sfumato import kernels
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.gradient import Gradient
+from sfumato.gradients.graphs import state_of
 from sfumato.gradients.memory import Gauge, first_micro_batch, unit_bytes
 from sfumato.gradients.passes import Augment, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probe import Probe
 from sfumato.objective import Batch, Objective
 
 # Parameters, rows, weights of rows, which units are no padding, offsets, origin, scale: what a micro-batch depends on.
-_FILLED = 0.75  # of a micro-batch that is padded, at least
 _Named = dict[str, Tensor]
 _Inputs = tuple[_Named, Any, Tensor | None, Tensor, list[_Named] | None, _Named | None, _Named | None]
+
+
+_AT_ONCE_ON_GPU = 512  # units whose products of 16-bit factors are added up in float32
+_FILLED = 0.75  # of a micro-batch that is padded, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +58,13 @@ def clipped_sum(
     augment: Augment | None = None,
     offsets: Sequence[Mapping[str, Tensor]] | None = None,
     units: Units | None = None,
+    expected: float | None = None,
     performance: Performance | None = None,
     probe: Probe | None = None,
 ) -> dict[str, Tensor]:
     """The sum over the batch's units of their clipped gradients; in float64 if it takes more than one micro-batch.
+
+    `expected`: the declared size of such a batch, by which micro-batches on a GPU are cut.
 
     *Formal guarantee.* Every unit's addend has L2 norm <= clip.norm (1 + 1e-6), whatever its rows hold; a unit with a
     non-finite gradient adds exactly zero; no unit's addend depends on another unit's rows (`probe.py` tests that of
@@ -79,11 +86,10 @@ def clipped_sum(
     found = probe.trace(params, batch)
     device = next(iter(params.values())).device
     on_gpu = performance.kernels and kernels.usable(*params.values())
-    at_once = _most_in_one_sum(params, clip)
-    kind = (views, units.records, offsets is None, clip.norm, clip.origin is None, clip.scale is None, performance)
-    # What is read where it lies must lie there still when a recording of it is replayed.
-    lying = tuple(t.data_ptr() for t in (*objective.frozen(), *objective.module.buffers()))
-    key = (*kind, id(augment), id(found), lying)
+    # The GPU's kernels add up in float64 where it matters; a fixed number, since to look at the origin is to wait.
+    at_once = _AT_ONCE_ON_GPU if on_gpu else _most_in_one_sum(params, clip)
+    kind = (views, units.records, units.weights is None, offsets is None, clip.norm, clip.origin is None)
+    key = (*kind, clip.scale is None, performance, id(augment), id(found))
     all_weights = None if units.weights is None else units.weights.to(device)
 
     def compute(inputs: _Inputs) -> dict[str, Tensor]:
@@ -106,10 +112,10 @@ def clipped_sum(
         )
         return dict(addends.sums(at_once))
 
-    wanted = offsets is not None if performance.cuda_graph is None else performance.cuda_graph  # passes small and many
-    graphed = wanted and on_gpu and device.type == "cuda"
+    recorded = on_gpu and device.type == "cuda" and performance.cuda_graph is not False
+    state = state_of(objective.module, objective.loss, augment) if recorded else None
     fixed = (
-        None if offsets is None else [dict(v) for v in offsets],
+        None if offsets is None else [{name: v[name] for name in params} for v in offsets],
         _like(clip.origin, params),
         _like(clip.scale, params),
     )
@@ -120,13 +126,18 @@ def clipped_sum(
         weights = None if all_weights is None else _rows(rows, padding, all_weights)
         present = torch.arange(padded, device=device) < stop - start
         inputs: _Inputs = (dict(params), part, weights, present, *fixed)
-        return probe.graphs.run((key, padded, at_once), compute, inputs, augment) if graphed else compute(inputs)
+        if not recorded:
+            return compute(inputs)
+        always = performance.cuda_graph is True
+        return probe.graphs.run((key, padded, state), compute, inputs, always=always, keep=(augment, objective.loss))
 
     fold, width = units.records * views, 2 if objective.autocast else max(p.element_size() for p in params.values())
     bytes_each = unit_bytes(found, params, clip, performance, fold, width)
-    size = performance.micro_batch or probe.sizes.get(key) or first_micro_batch(bytes_each, params, performance, count)
+    largest = max(1, round(expected or count))
+    size = performance.micro_batch or probe.sizes.get(key)
+    size = size or first_micro_batch(bytes_each, params, performance, largest)
     if not on_gpu:
-        size = min(size, at_once)  # the GPU's kernels add up in float64 themselves
+        size = min(size, at_once)
     start = 0
     while start < count:
         stop, padded = _next_part(start, count, size, fixed_sizes=on_gpu)
@@ -145,7 +156,7 @@ def clipped_sum(
             total[name] = total[name].double().add_(value) if name in total else value
         start = stop
         if gauge is not None:
-            size = probe.sizes[key] = gauge.micro_batch(padded, count)  # the first size was a guess
+            size = probe.sizes[key] = gauge.micro_batch(padded, largest)  # the first size was a guess
     return {name: total[name] for name in params}
 
 

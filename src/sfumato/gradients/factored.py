@@ -22,6 +22,7 @@ from sfumato.gradients.contributions import (
     factored_norms,
     gram,
     in_parts,
+    product,
     rounding,
     shifted_sum,
     squared_norms,
@@ -38,8 +39,10 @@ def outer_ghost_pays(R: int, outputs: int, inputs: int) -> bool:
 class Outer(Contribution):
     """Gradients sum_r a_r (x) b_r of a matrix (O, I). `a` is (U, R, O), or (U, R) integer rows of one-hot vectors."""
 
-    def __init__(self, a: Tensor, b: Tensor, outputs: int) -> None:
+    def __init__(self, a: Tensor, b: Tensor, outputs: int, *, wide: Tensor | None = None) -> None:
         self.a, self.b, self.outputs = a, b, outputs
+        self.wide = a if wide is None else wide
+        """`a`, or a tensor that begins with it and has columns of zeros after it, as kernels like it."""
         self._shift = Shift(None, None)
 
     @property
@@ -108,7 +111,10 @@ class Outer(Contribution):
         if self.by_kernel:
             from sfumato.kernels import outer
 
-            return Ghost(*outer.squared_norms(self.a, self.b))
+            squared, a, ab = outer.squared_norms(self.wide, self.b)
+            # The sum's own rounding: the kernel adds a unit's R products up in float32, in one chain.
+            chain = (self.b.shape[1] + 16) * torch.finfo(torch.float32).eps
+            return Ghost((squared.sqrt() + chain * ab).square(), a, ab)
         longest, dtype = max(self.outputs, self.b.shape[2]), self.b.dtype
         gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).double() if self.one_hot else gram(self.a)
         error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
@@ -140,7 +146,7 @@ class Outer(Contribution):
         if self.by_kernel and self.b.shape[1] > 1:
             b = self.b.reshape(-1, self.b.shape[2])
             for part in _three_halves(matrix, b.dtype):  # whose products with b are exact
-                image = torch.mm(b, part.T, out_dtype=torch.float32).reshape(self.a.shape)
+                image = product(b, part.T).reshape(self.a.shape)
                 total = total + image.mul_(self.a).sum(2).double().sum(1)
             return total
         for b, columns in zip(
@@ -161,8 +167,8 @@ class Outer(Contribution):
             from sfumato.kernels import outer
 
             total = in_parts(
-                lambda part: outer.weighted_sum(self.a[part], self.b[part], factors[part]), len(factors), at_once
-            )
+                lambda part: outer.weighted_sum(self.wide[part], self.b[part], factors[part]), len(factors), at_once
+            )[: self.outputs]
         else:
             total = in_parts(lambda part: self._sum_of(part, factors), len(factors), at_once)
         return shifted_sum(total, factors, self._shift)

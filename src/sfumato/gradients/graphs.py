@@ -1,23 +1,32 @@
 """A micro-batch as a CUDA graph: recorded once, replayed with other numbers.
 
-Python takes some ten milliseconds to queue the operations of one pass. Where a pass has few rows, as with K passes at K
-weights, the GPU would wait for it; a replay queues them all at once. Nothing is computed otherwise than without.
+Python takes some ten milliseconds to queue the operations of one pass. Where the GPU is done sooner it would wait; a
+replay queues them all at once. Nothing is computed otherwise than without. Recorded is only what was seen to be held up
+by Python, and never to wait for the GPU itself.
+
+A recording repeats operations on the very memory they used. So the tensors that the model read besides its inputs are
+kept alive, and what can be seen of the model's and the augmentation's own state is part of the key: after a change, a
+new recording is made. Python code that changes by other means from call to call is not run again;
+`Performance(cuda_graph=False)` is for that.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 Compute = Callable[[Any], dict[str, Tensor]]
 
-_NEVER = 1 << 60  # runs of what cannot be recorded
 _MOST = 8  # recordings kept; they share their memory, but each has inputs of its own
+_HELD_UP = 0.8  # share of the time that Python may take to queue a micro-batch, before it is recorded
 
 
 class Graphs:
@@ -25,28 +34,34 @@ class Graphs:
 
     def __init__(self) -> None:
         self._runs: dict[Hashable, int] = {}
+        self._plain: set[Hashable] = set()
         self._recorded: dict[Hashable, _Recording] = {}
 
-    def run(self, key: Hashable, compute: Compute, inputs: Any, keep: Any) -> dict[str, Tensor]:
-        """compute(inputs): as it is the first time, which compiles what is to be; then watched; recorded from then on.
+    def run(self, key: Hashable, compute: Compute, inputs: Any, *, always: bool, keep: Any) -> dict[str, Tensor]:
+        """compute(inputs): first as it is, which compiles what is to be; then watched; then, perhaps, recorded.
 
-        `keep` lives as long as the recording, so that an id in the key stays its own.
+        `always`: record even if Python does not hold it up. `keep` lives as long as the recording, so that an id in the
+        key stays its own.
         """
         if key in self._recorded:
             return self._recorded[key].replay(inputs)
+        if len(self._runs) > 64:  # keys that never come back
+            self._runs.clear()
+            self._plain.clear()
         runs = self._runs[key] = self._runs.get(key, 0) + 1
-        if runs == 2:
-            sums = _without_waiting(compute, inputs)
-            if sums is not None:
-                return sums
-            self._runs[key] = _NEVER
-            warnings.warn(
-                "The model waits for the GPU while it computes, so it cannot be recorded as a CUDA graph and runs "
-                "without: give Performance(cuda_graph=False) to not try.",
-                stacklevel=2,
-            )
-        if runs <= 2 or runs > _NEVER:
+        if runs == 1 or key in self._plain:
             return compute(inputs)
+        if runs == 2:
+            sums, held_up = _watched(compute, inputs)
+            if sums is None and always:
+                warnings.warn(
+                    "The model waits for the GPU while it computes, so cuda_graph=True cannot record it: it runs "
+                    "without.",
+                    stacklevel=2,
+                )
+            if sums is None or not (held_up or always):
+                self._plain.add(key)
+            return compute(inputs) if sums is None else sums
         if len(self._recorded) >= _MOST:
             self._recorded.clear()
         recording = _Recording(compute, inputs, keep, next(iter(self._recorded.values()), None))
@@ -54,30 +69,60 @@ class Graphs:
         return recording.replay(inputs)
 
 
-def _without_waiting(compute: Compute, inputs: Any) -> dict[str, Tensor] | None:
-    """compute(inputs), or None if it waits for the GPU: a recording that fails leaves torch's generators broken."""
+def _watched(compute: Compute, inputs: Any) -> tuple[dict[str, Tensor] | None, bool]:
+    """compute(inputs), and whether Python held the GPU up. None if it waits for the GPU on the way.
+
+    That is found out beforehand, since a recording that fails leaves torch's generators broken.
+    """
     before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
+    start = time.perf_counter()
     try:
-        return compute(inputs)
+        sums = compute(inputs)
+        queued = time.perf_counter() - start
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # without its text, which may quote private rows
-        return None
+        return None, False
     finally:
         torch.cuda.set_sync_debug_mode(before)
+    torch.cuda.synchronize()
+    return sums, queued > _HELD_UP * (time.perf_counter() - start)
+
+
+class _Witness(TorchFunctionMode):
+    """Keeps every tensor that is read and was not made under its eyes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: set[int] = set()
+        self.alive: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in tree_flatten((args, kwargs))[0]:
+            if isinstance(value, Tensor) and id(value) not in self._made:
+                self.alive.append(value)
+        out = func(*args, **kwargs)
+        for value in tree_flatten(out)[0]:
+            if isinstance(value, Tensor):
+                self._made.add(id(value))
+        return out
 
 
 class _Recording:
     def __init__(self, compute: Compute, inputs: Any, keep: Any, other: _Recording | None) -> None:
-        self._keep = keep
         self._inputs = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, inputs)
         self._graph = torch.cuda.CUDAGraph()
         self.pool: Any = other.pool if other is not None else torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         # Other threads (noise drawn ahead) go on meanwhile.
-        with torch.cuda.graph(self._graph, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=self.pool, capture_error_mode="thread_local"), _Witness() as witness:
             self._outputs = compute(self._inputs)
+        self._keep = (keep, [t for t in witness.alive if t.untyped_storage().nbytes()])
 
     def replay(self, inputs: Any) -> dict[str, Tensor]:
         mine, theirs = (
@@ -87,3 +132,34 @@ class _Recording:
         self._graph.replay()
         # The next replay of any recording overwrites these.
         return {name: t.clone() for name, t in self._outputs.items()}
+
+
+def state_of(*things: Any) -> Hashable:
+    """What can be seen of the state of modules and functions: numbers by value, tensors and all else by identity."""
+    return tuple(item for thing in things for item in _state_of(thing))
+
+
+def _state_of(thing: Any) -> Iterator[Hashable]:
+    if isinstance(thing, nn.Module):
+        for module in thing.modules():
+            yield id(type(module))
+            yield from _attributes(vars(module))
+        for tensor in (*(p for p in thing.parameters() if not p.requires_grad), *thing.buffers()):
+            yield tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype)
+    elif isinstance(thing, partial):
+        yield from _state_of(thing.func)
+        yield from _attributes({**dict(enumerate(thing.args)), **thing.keywords})
+    else:
+        cells = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+        yield id(thing)
+        yield from _attributes({**dict(enumerate(cells)), **getattr(thing, "__dict__", {})})
+
+
+def _attributes(values: dict[Any, Any]) -> Iterator[Hashable]:
+    for name, value in values.items():
+        if isinstance(value, bool | int | float | str | None):
+            yield name, value
+        elif isinstance(value, Tensor):
+            yield name, id(value), value.data_ptr()
+        elif not isinstance(value, dict):  # of a module: its parameters, buffers and children, which come by themselves
+            yield name, id(value)

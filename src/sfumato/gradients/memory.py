@@ -42,7 +42,7 @@ def unit_bytes(
 
 
 def first_micro_batch(unit: tuple[int, int], params: Mapping[str, Tensor], performance: Performance, count: int) -> int:
-    """As many units as are sure to fit."""
+    """As many units as are sure to fit, of `count` that are expected."""
     gradients, activations = unit
     device = next(iter(params.values())).device
     if device.type == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Performance:
     `micro_batch`: units per pass, None to choose; on a GPU from the memory that is free. `ghost`: force or forbid norms
     from factors. `only_fallback`: use vmap for every parameter, the slow twin of the rules. `kernels`: use Triton's
     where they can run; without, PyTorch alone does the contractions. `cuda_graph`: record micro-batches and replay
-    them, None where it pays, with offsets. `instantiated_bytes` and `activation_bytes`:
+    them, None where Python is seen to hold the GPU up. `instantiated_bytes` and `activation_bytes`:
     memory for per-unit gradients, and for what a pass keeps, on a CPU. `load_rows`: rows of a dataset loaded at a time,
     while those before are computed with.
     """
@@ -81,6 +82,7 @@ class Addends:
             yield name, self.contributions.pop(name).weighted_sum(self.factors, at_once)
 
 
+_ONE_AT_A_TIME = threading.RLock()
 _backends: Any = torch.backends
 _PRECISIONS = (
     _backends.cuda.matmul,
@@ -96,8 +98,16 @@ _PRECISIONS = (
 def exact_products(performance: Performance, *, recurring: bool) -> Iterator[None]:
     """Matrix products in full float32: under TF32 the bounds on rounding would not hold. Kernels as they are wanted.
 
-    Where shapes recur, as those of whole micro-batches on a GPU do, cuDNN may try its algorithms out.
+    A caller's autocast ends here (an objective has its own). Where shapes recur, as those of whole micro-batches on a
+    GPU do, cuDNN may try its algorithms out. All of this is set for the process, so one thread at a time computes.
     """
+    off = torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False)
+    with _ONE_AT_A_TIME, off[0], off[1], _set_precisely(performance, recurring):
+        yield
+
+
+@contextmanager
+def _set_precisely(performance: Performance, recurring: bool) -> Iterator[None]:
     before = [place.fp32_precision for place in _PRECISIONS]
     benchmark = torch.backends.cudnn.benchmark
     for place in _PRECISIONS:
@@ -147,13 +157,16 @@ def per_unit(
             )
     contributions, squared = collected.finish(count)
     norms = squared.sqrt()
-    finite = torch.isfinite(norms)
+    working = min((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).bits)
+    # Beyond that a product overflows before its factor can bring it back: such a unit counts as not finite.
+    finite = norms <= torch.finfo(working).max ** 0.75
     # Factors are rounded to the gradients' precision: a slack of 8 units in the last place absorbs that. They are so
     # from here on, since the origin is taken off as often as they add up to.
-    working = min((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).bits)
     slack = 1 + 8 * torch.finfo(working).eps
     factors = torch.where(finite, (norm / (norms * slack).clamp_min(1e-300)).clamp_max(1.0), 0.0)
     factors = factors.to(working).double()
+    # Next to zero there are few digits to round to.
+    factors = torch.where(factors < torch.finfo(working).tiny, 0.0, factors)
     if present is not None:
         factors = torch.where(present, factors, 0.0)
     readers = [c for c in contributions.values() if not c.skips_zeros]

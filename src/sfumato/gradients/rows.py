@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato import kernels
-from sfumato.gradients.contributions import Contribution, Dense, Shift, squared_norms
+from sfumato.gradients.contributions import Contribution, Dense, Shift, shifted_sum, squared_norms
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Rows(Contribution):
         self.rows, self.order, self.standardisation = rows, order, standardisation
         self._shift = Shift(None, None)
         self._alongside: Tensor | None = None
+        # Decided once: `prepare` and `weighted_sum` must agree on who maps and shifts.
+        self._by_kernel = kernels.contracts(rows)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,7 +75,7 @@ class Rows(Contribution):
 
     @property
     def skips_zeros(self) -> bool:  # type: ignore[override]
-        return kernels.contracts(self.rows)
+        return self._by_kernel
 
     def instantiated(self) -> Contribution:
         return self
@@ -91,7 +93,7 @@ class Rows(Contribution):
     def prepare(self, shift: Shift) -> Tensor:
         self._shift = shift
         origin, scale = (None if t is None else self.order.to_rows(t) for t in (shift.origin, shift.scale))
-        if kernels.contracts(self.rows):
+        if self._by_kernel:
             from sfumato.kernels import rows as kernel
 
             s = self.standardisation
@@ -106,16 +108,14 @@ class Rows(Contribution):
         return squared_norms(self.rows.flatten(1))
 
     def weighted_sum(self, factors: Tensor, at_once: int) -> Tensor:
-        if not kernels.contracts(self.rows):  # `prepare` has mapped and shifted them
+        if not self._by_kernel:  # `prepare` has mapped and shifted them
             return self.order.from_rows(Dense(self.rows).weighted_sum(factors, at_once))
         from sfumato.kernels import rows as kernel
 
         total = kernel.weighted_sum(self.rows, factors)
         total = total if self.standardisation is None else self.standardisation.mapped(total)
         total = self.order.from_rows(total)
-        if self._shift.origin is not None:
-            total = total - factors.sum() * self._shift.origin
-        return total if self._shift.scale is None else total * self._shift.scale
+        return shifted_sum(total, factors, self._shift)
 
     def drop(self, keep: Tensor) -> None:
         if not self.skips_zeros:
@@ -127,7 +127,7 @@ class Bundle:
 
     def __init__(self, gradients: Sequence[Tensor], shifts: Sequence[Shift]) -> None:
         self.sizes = [g[0].numel() for g in gradients]
-        rows = torch.cat([g.flatten(1) for g in gradients], 1)
+        rows = torch.cat([g.reshape(len(g), -1) for g in gradients], 1)
         origins, scales = ([getattr(s, part) for s in shifts] for part in ("origin", "scale"))
         self._shift = Shift(_cat(origins), _cat(scales))
         self._rows = Rows(rows.unsqueeze(1), Order((1, rows.shape[1]), channels_last=False))

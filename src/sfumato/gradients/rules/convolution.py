@@ -156,7 +156,8 @@ class Convolution(Contribution):
     @staticmethod
     def joined(parts: Sequence[Convolution]) -> Contribution:
         first = parts[0]
-        alike = all(p.geometry == first.geometry and p.x.shape == first.x.shape for p in parts)
+        kind = (first.geometry, first.x.shape, first.x.dtype, first.dy.dtype)
+        alike = all((p.geometry, p.x.shape, p.x.dtype, p.dy.dtype) == kind for p in parts)
         if not (alike and first.by_kernel):
             return Contribution.joined(parts)
         rest = [(p.x, p.dy) for p in parts[1:]]

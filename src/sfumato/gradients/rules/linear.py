@@ -12,27 +12,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.gradients.contributions import Dense, summed_in
+from sfumato import kernels
+from sfumato.gradients.contributions import HALF, Dense, summed_in
+from sfumato.gradients.factored import Outer
 from sfumato.gradients.rules.call import Call, autocast
+
+_LARGE = 4096  # outputs from which a copy of the weight, with some more rows, costs nothing beside the product
 
 
 class _Linear(torch.autograd.Function):
-    """`F.linear` that reports (x, dy) and returns only dx."""
+    """`F.linear` that reports (x, dy) and returns only dx.
+
+    `weight` and `bias` may have rows of zeros at the end, beyond `outputs`: then dy is reported with columns of zeros.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, tap: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, report: Callable[[Tensor, Tensor], None]
+        ctx: Any,
+        tap: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        outputs: int,
+        report: Callable[[Tensor, Tensor], None],
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.report = report
-        return F.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
+        return y if outputs == len(weight) else y[..., :outputs]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = grads
         x, weight = ctx.saved_tensors
+        missing = len(weight) - dy.shape[-1]
+        dy = F.pad(dy, (0, missing)) if missing else dy
         ctx.report(x.detach(), dy)
-        return None, dy @ weight if ctx.needs_input_grad[1] else None, None, None, None
+        return None, dy @ weight if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
 def _apply(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Any:
@@ -41,19 +57,32 @@ def _apply(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, transp
     if layout is None or weight.ndim != 2 or layout.dim == x.ndim - 1 or (bias is not None and bias.ndim != 1):
         return NotImplemented
     tape = call.tape
+    x, matrix, b = autocast(x, weight.detach(), None if bias is None else bias.detach())
+    matrix = matrix.T if transposed else matrix
+    width = len(matrix)
 
     def report(x: Tensor, dy: Tensor) -> None:
-        outputs = tape.vectors(dy, layout)
+        wide = tape.vectors(dy, layout)
+        outputs = wide[..., :width]
         if call.is_tracked(weight):
             inputs = tape.vectors(x, layout)
-            a, b = (inputs, outputs) if transposed else (outputs, inputs)
-            tape.add_outer(weight, a, b)
+            if transposed:
+                tape.add(weight, Outer(inputs, outputs, weight.shape[0]))
+            else:
+                tape.add(weight, Outer(outputs, inputs, width, wide=wide))
         if bias is not None and call.is_tracked(bias):
             tape.add(bias, Dense(outputs.sum(1, dtype=summed_in(outputs.dtype))))
 
-    x, matrix, b = autocast(x, weight.detach(), None if bias is None else bias.detach())
-    matrix = matrix.T if transposed else matrix
-    return _Linear.apply(tape.tap, x, matrix, b, report)  # type: ignore[no-untyped-call]
+    matrix, b = _aligned(matrix, b)
+    return _Linear.apply(tape.tap, x, matrix, b, width, report)  # type: ignore[no-untyped-call]
+
+
+def _aligned(matrix: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """With rows of zeros up to a multiple of 64: a vocabulary of 50,257 keeps tensor cores from loading 16 bytes."""
+    missing = -len(matrix) % 64
+    if not missing or len(matrix) < _LARGE or matrix.dtype not in HALF or not kernels.contracts(matrix):
+        return matrix, bias
+    return F.pad(matrix, (0, 0, 0, missing)), None if bias is None else F.pad(bias, (0, missing))
 
 
 def linear(call: Call) -> Any:

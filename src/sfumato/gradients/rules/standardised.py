@@ -48,9 +48,8 @@ class Pass(Contribution):
 
     @staticmethod
     def joined(parts: Sequence[Pass]) -> Rows:
-        use = Convolution.joined([p.use for p in parts])
-        assert isinstance(use, Convolution)
-        rows = use.rows()
+        use = parts[0].use
+        rows = _all_rows([p.use for p in parts])
         by_output = rows.transpose(0, 1)
         along = torch.stack([p.along for p in parts], 2).transpose(0, 1)  # (O, U, K)
         directions = torch.stack([p.directions for p in parts], 1)  # (O, K, F)
@@ -58,6 +57,20 @@ class Pass(Contribution):
             torch.baddbmm(by_output, along, directions, alpha=-1.0, out=by_output)
         centring = Standardisation(torch.zeros_like(directions[:, 0]), torch.ones_like(directions[:, 0, 0]))
         return Rows(rows, use.order, centring)
+
+
+def _all_rows(uses: Sequence[Convolution]) -> Tensor:
+    """The sum over uses, those of one shape in one contraction each."""
+    groups: dict[Any, list[Convolution]] = {}
+    for use in uses:
+        groups.setdefault((use.geometry, use.x.shape, use.x.dtype, use.dy.dtype), []).append(use)
+    total: Tensor | None = None
+    for group in groups.values():
+        whole = Convolution.joined(group) if len(group) > 1 else group[0]
+        assert isinstance(whole, Convolution)
+        total = whole.rows() if total is None else total.add_(whole.rows())
+    assert total is not None
+    return total
 
 
 def standardised_convolution(call: Call) -> Any:
