@@ -2,7 +2,8 @@
 
 `hugging_face` is the model as people have it: `Conv1D` layers, one row of positions for all, the head tied to the token
 embedding. Opacus's ghost clipping knows neither of the first two and is wrong on the third, so `GPT2` is the same
-network of `nn.Linear`, `nn.Embedding` and `nn.LayerNorm` with a head of its own.
+network of `nn.Linear`, `nn.Embedding` and `nn.LayerNorm` with a head of its own. To compare with them, plain training
+and Sfumato run that one too.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ Batch = tuple[Tensor, Tensor]
 Sizes = dict[str, int]
 
 SMALL: Sizes = {"vocabulary": 50257, "length": 256, "width": 768, "layers": 12, "heads": 12}
+UNTIED = "nn.Linear, untied head (163M parameters)"  # what `GPT2` is
 TINY: Sizes = {"vocabulary": 97, "length": 8, "width": 32, "layers": 2, "heads": 2}
 
 

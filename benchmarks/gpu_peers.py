@@ -2,8 +2,10 @@
 
 Each builder makes a `Job` whose step goes over so many examples: clipped sum, noise, SGD. An example of the image
 workload has K views, whose gradients are averaged inside the clip. No peer has views: vmap and Opake take the mean over
-them inside the example's loss, and Opacus's per-row gradients are averaged before its optimiser sees them. The images'
-network is `workloads.WideResNet`, without weight standardisation: cheaper for all, and Opacus has no rule for it.
+them inside the example's loss, and Opacus's per-row gradients are averaged before its optimiser sees them.
+
+vmap runs our own network, which is plain PyTorch under function transforms. Opacus and Opake run it or the cheaper one
+without weight standardisation, for which Opacus has no rule of its own: whichever they are faster on.
 
 Peers are imported inside their builder, so that one that is not installed costs one row of the table and nothing else.
 """
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +26,6 @@ from benchmarks.workloads import WideBlock, WideResNet
 
 Batch = tuple[Tensor, ...]
 RATE = 1e-3  # of the SGD step: small, so that weights stay those of a fresh network
-NO_STANDARDISATION = "without weight standardisation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class Job:
     note: str = ""
     tf32: bool = True
     autotune: bool = True  # cuDNN tries its algorithms; on the many shapes of vmap that takes longer than it saves
+    beside: Callable[[int], object] | None = None  # a step that differs in one thing only, timed in turns with this one
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
@@ -97,32 +100,60 @@ def installed(package: str) -> str:
         return "not installed"
 
 
-def wide_resnet(setting: Setting) -> nn.Module:
+def our_wide_resnet(setting: Setting) -> nn.Module:
+    from sfumato.models.wide_resnet import wide_resnet
+
+    return wide_resnet(depth=16, width=setting.width, outputs=10).to(setting.device)
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """Weight standardisation, written out."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        norm = (centred.square().sum((1, 2, 3), keepdim=True) + 1e-4).rsqrt()
+        return F.conv2d(x, self.gain * centred * norm, None, self.stride, self.padding)
+
+
+def wide_resnet(setting: Setting, *, standardised: bool = False) -> nn.Module:
+    """Of torch's own layers: ours but for the scale of the pixels, if standardised."""
     module = WideResNet()
     if setting.width != 4:  # the same network, thinner
         widths = [16, *(w * setting.width for w in (16, 16, 32, 32, 64, 64))]
         strides = (1, 1, 2, 1, 2, 1)
         module.blocks = nn.Sequential(*map(WideBlock, widths, widths[1:], strides))
         module.norm, module.head = nn.GroupNorm(16, widths[-1]), nn.Linear(widths[-1], 10)
+    for parent in list(module.modules()) if standardised else []:
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Conv2d:
+                sizes = (child.in_channels, child.out_channels, child.kernel_size, child.stride, child.padding)
+                setattr(parent, name, StandardisedConv2d(*sizes, bias=False))
     return module.to(setting.device)
+
+
+def _network(standardised: bool) -> str:
+    return "our network, with weight standardisation" if standardised else "without weight standardisation"
 
 
 # ------------------------------------------------------------------------------------------------ per-example functions
 
 
-def vmap_images(setting: Setting, *, micro: int) -> Job:
-    return _vmap_job(setting, *_image_example(setting), micro, setting.views, NO_STANDARDISATION)
+def vmap_images(setting: Setting, *, micro: int, standardised: bool = True) -> Job:
+    return _vmap_job(setting, *_image_example(setting, standardised), micro, setting.views, _network(standardised))
 
 
 def vmap_sequences(setting: Setting, *, micro: int) -> Job:
-    note = "nn.Linear, untied head (163M parameters), attention written out"
-    return _vmap_job(setting, *_sequence_example(setting), micro, 1, note)
+    return _vmap_job(setting, *_sequence_example(setting), micro, 1, f"{gpt2.UNTIED}; attention written out")
 
 
-def opake_images(setting: Setting, *, micro: int) -> Job:
+def opake_images(setting: Setting, *, micro: int, standardised: bool = True) -> Job:
     from opake.dpsgd.clipping import clipped_grad
 
-    module, loss, sample = _image_example(setting)
+    module, loss, sample = _image_example(setting, standardised)
     gradient, state = clipped_grad(loss, batch_argnums=(1, 2), clipping_norm=1.0, microbatch_size=micro)
     parameters = _detached(module)
 
@@ -130,15 +161,15 @@ def opake_images(setting: Setting, *, micro: int) -> Job:
         _noisy_sgd(parameters, gradient(parameters, *_rows(data, n), state=state)[0].pytree, n)
 
     data = sample(micro)
-    note = f"Opake {installed('opake')}, {NO_STANDARDISATION}"
+    note = f"Opake {installed('opake')}; {_network(standardised)}"
     return Job(step=step, micro=micro, views=setting.views, note=note, autotune=False)
 
 
 Example = tuple[nn.Module, Callable[..., Tensor], Callable[[int], Batch]]
 
 
-def _image_example(setting: Setting) -> Example:
-    module = wide_resnet(setting)
+def _image_example(setting: Setting, standardised: bool) -> Example:
+    module = our_wide_resnet(setting) if standardised else wide_resnet(setting)
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         with setting.autocast():
@@ -204,11 +235,12 @@ def _noisy_sgd(parameters: dict[str, Tensor], total: dict[str, Tensor], n: int) 
 # ------------------------------------------------------------------------------------------------ Opacus
 
 
-def opacus_images(setting: Setting, *, micro: int, autocast: bool = True) -> Job:
+def opacus_images(setting: Setting, *, micro: int, standardised: bool = False, autocast: bool = True) -> Job:
+    """Standardised convolutions go through Opacus's fallback to torch.func, all other layers through its own rules."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    module, views = wide_resnet(setting), setting.views
+    module, views = wide_resnet(setting, standardised=standardised), setting.views
     wrapped = GradSampleModule(module, loss_reduction="sum")
     parameters = list(module.parameters())
     optimizer = DPOptimizer(
@@ -235,7 +267,7 @@ def opacus_images(setting: Setting, *, micro: int, autocast: bool = True) -> Job
         optimizer.zero_grad(set_to_none=True)
 
     precision = "bf16" if autocast else "tf32"
-    note = f"Opacus {installed('opacus')} hooks, {precision}, {NO_STANDARDISATION}"
+    note = f"Opacus {installed('opacus')} hooks, {precision}; {_network(standardised)}"
     return Job(step=step, micro=micro, views=views, note=note)
 
 
@@ -266,5 +298,5 @@ def opacus_ghost_sequences(setting: Setting, *, micro: int, autocast: bool = Tru
             optimizer.step()
 
     precision = "bf16" if autocast else "tf32"
-    note = f"Opacus {installed('opacus')}, {precision}, nn.Linear, untied head (163M parameters)"
+    note = f"Opacus {installed('opacus')}, {precision}; {gpt2.UNTIED}"
     return Job(step=step, micro=micro, note=note)

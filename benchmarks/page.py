@@ -1,21 +1,37 @@
-"""Writes docs/benchmarks.md from the stored JSON, so that no number is typed by hand.
+"""Writes docs/benchmarks.md, and the README's block on the GPU, from the stored JSON: no number is typed by hand.
 
 python -m benchmarks.page
 """
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
-from benchmarks.engine import RESULTS, markdown
+from benchmarks import engine, gpu
+from benchmarks.gpu import Row, times
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-MNIST = RESULTS.with_name("mnist_opacus.json")
+ROOT = Path(__file__).parent.parent
+PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BLOCK = re.compile(r"(<!-- gpu -->\n).*?(<!-- /gpu -->)", re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """What the two files should hold."""
+    return {PAGE: page(), README: filled(README.read_text())}
+
+
+def filled(text: str) -> str:
+    """The text with its block on the GPU made anew, if it has one."""
+    sentences = headline(_stored("gpu"), _stored("cifar10"))
+    return BLOCK.sub(lambda found: f"{found[1]}{sentences}\n{found[2]}", text)
 
 
 def page() -> str:
-    mnist = json.loads(MNIST.read_text())
+    mnist, cifar, rows = _stored("mnist_opacus"), _stored("cifar10"), _stored("gpu")
     setting = mnist["setting"]
-    rows = [
+    libraries = [
         f"| {r['library']} | {r['accuracy']:.2f} ± {r['standard_error']:.2f} | {r['seconds']:.0f} | {r['seeds']} |"
         for r in mnist["rows"]
     ]
@@ -23,11 +39,26 @@ def page() -> str:
         [
             "# Benchmarks",
             "",
-            "`make bench` makes the files in `benchmarks/results`; `python -m benchmarks.page` makes this page.",
+            "`make bench` and, on a GPU, `python -m benchmarks.gpu` and `python -m benchmarks.cifar10` make the files "
+            "in `benchmarks/results`; `python -m benchmarks.page` makes this page.",
             "",
+            "## The private step on a GPU",
+            "",
+            "<!-- gpu -->",
+            headline(rows, cifar),
+            "<!-- /gpu -->",
+            "",
+            gpu.markdown(rows),
+            "",
+            "A method and the ceiling take turns in one process, and a ratio is the median over these rounds. Every "
+            "method runs in the fastest of the variants that were tried: rows per pass, memory layout and, for Opacus "
+            "and Opake, the network with or without weight standardisation. Memory is what torch reserves of the GPU "
+            "beyond what was reserved before the method was built.",
+            "",
+            *_cifar10(cifar),
             "## The private step beside the plain step, on a CPU",
             "",
-            markdown(json.loads(RESULTS.read_text())),
+            engine.markdown(_stored("engine")),
             "",
             "All methods of a workload take turns in one run, each in its own process. Every private method computes "
             "the sum of per-example gradients clipped to norm 1, without noise, and is compared with `vmap` before it "
@@ -41,11 +72,86 @@ def page() -> str:
             "",
             "| library | test accuracy (mean ± standard error) | seconds per run | seeds |",
             "| --- | --- | --- | --- |",
-            *rows,
+            *libraries,
             "",
         ]
     )
 
 
+def _stored(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def headline(rows: list[Row], cifar: dict[str, Any]) -> str:
+    """A sentence per workload, of the figures that are there."""
+    sentences = [_images(rows), _sequences(rows), "" if cifar["stopped"] else _training(cifar)]
+    return " ".join(filter(None, sentences))
+
+
+def _images(rows: list[Row]) -> str:
+    ours = [row for row in rows if (row["workload"], row["method"]) == ("wrn-16-4", "sfumato") and "ratio" in row]
+    if not ours:
+        return ""
+    peers = {"Opacus": "opacus", "`torch.func.vmap`": "vmap", "Opake": "opake"}
+    row = ours[0]
+    return (
+        f"On one {row['gpu']} a whole private step of WRN-16-4 with {row['views']} views per example runs at "
+        f"{row['ratio']:.2f} of the speed of the fastest non-private step{_multiples(rows, row, peers)}."
+    )
+
+
+def _sequences(rows: list[Row]) -> str:
+    row = next((row for row in rows if (row["workload"], row["method"]) == ("gpt2", "sfumato")), {})
+    if "ratio" not in row:
+        return ""
+    text = f"GPT-2 (124M parameters) trains privately at {row['ratio']:.2f} of the speed of the fastest plain training"
+    ghost = times(rows, "gpt2", "sfumato-untied", "opacus-ghost")
+    if ghost is None:
+        return f"{text}."
+    return f"{text}; as Opacus can run it, with an untied head, at {ghost:.1f} times the speed of its ghost clipping."
+
+
+def _multiples(rows: list[Row], row: Row, peers: dict[str, str]) -> str:
+    known = {name: times(rows, row["workload"], row["method"], method) for name, method in peers.items()}
+    texts = [f"{value:.1f} times that of {name}" for name, value in known.items() if value is not None]
+    if not texts:
+        return ""
+    return ": " + (f"{', '.join(texts[:-1])} and {texts[-1]}" if texts[1:] else texts[0])
+
+
+def _training(cifar: dict[str, Any]) -> str:
+    setting, scores = cifar["setting"], cifar["test_accuracy"]
+    return (
+        f"CIFAR-10 from scratch at epsilon {setting['epsilon']:g}, delta {setting['delta']:g}, reaches "
+        f"{scores.get('ema', scores['last']):.1f}% test accuracy after {cifar['steps_taken']} steps of "
+        f"{setting['batch']} images with {setting['views']} views, one run of {cifar['seconds'] / 60:.1f} minutes."
+    )
+
+
+def _cifar10(cifar: dict[str, Any]) -> list[str]:
+    """A section of the page, if the training was ended."""
+    if cifar["stopped"]:
+        return []
+    setting = cifar["setting"]
+    rows = [
+        f"| {entry['step']} | {entry['epsilon']:.2f} | {100 * entry['test_accuracy']:.1f} | "
+        f"{100 * entry['test_ema_accuracy']:.1f} | {entry['seconds']:.0f} |"
+        for entry in cifar["history"]
+    ]
+    return [
+        f"## CIFAR-10 from scratch at epsilon {setting['epsilon']:g}, delta {setting['delta']:g}",
+        "",
+        f"WRN-16-4 on {setting['private']} private images, expected batch {setting['batch']}, {setting['views']} "
+        f"views, clip norm {setting['clip']:g}, learning rate {setting['learning_rate']:g}, one run on one "
+        f"{cifar['gpu']}.",
+        "",
+        "| step | epsilon so far | test accuracy | with averaged weights | seconds |",
+        "| --- | --- | --- | --- | --- |",
+        *rows,
+        "",
+    ]
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

@@ -562,3 +562,46 @@ def test_a_refused_model_costs_nothing(tmp_path: Path, checkpoint: str | None) -
     with pytest.raises(SfumatoError, match="batch"):
         attempt(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)))
     assert attempt(torch.nn.Linear(4, 2)).steps_taken == 3
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps every iterate, across the processes that share its list."""
+
+    def __init__(self, params: Any, iterates: list[Tensor]) -> None:
+        super().__init__(params, lr=0.2)
+        self.iterates = iterates
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.iterates.append(torch.cat([p.detach().flatten() for p in self.param_groups[0]["params"]]).clone())
+
+
+def test_the_moving_average_goes_on_after_a_resume(bench: Bench, tmp_path: Path) -> None:
+    iterates: list[Tensor] = []
+
+    def optimizer(params: Any) -> torch.optim.Optimizer:
+        return Remembering(params, iterates)
+
+    options: dict[str, Any] = {"optimizer": optimizer, "checkpoint": tmp_path / "run.pt", "ema": True}
+    torch.manual_seed(7)
+    begun = torch.nn.Linear(5, 2)
+    torch.manual_seed(7)
+    with pytest.raises(Stop):
+        bench.train(method=Recording(stop_at=4), **options)
+    run = bench.train(method=Recording(), **options)
+    average = torch.cat([p.detach().flatten() for p in begun.parameters()])
+    for t, iterate in enumerate(iterates, 1):
+        decay = (1 + t) / (10 + t)
+        average = decay * average + (1 - decay) * iterate
+    assert run.ema is not None
+    assert torch.allclose(torch.cat([run.ema[n].flatten() for n in ("weight", "bias")]), average, atol=1e-6)
+    assert run.metrics["public_ema_accuracy"] != 0
+    again = Run.load(run.save(tmp_path / "saved"))
+    assert again.ema is not None
+    assert all(torch.equal(again.ema[n], t) for n, t in run.ema.items())
+
+
+def test_no_average_is_kept_unasked(bench: Bench) -> None:
+    run = bench.train()
+    assert run.ema is None
+    assert not any("ema" in key for key in run.metrics)

@@ -65,6 +65,8 @@ class Private:
         filter: how adaptive questions compose; fixed when the ledger's account is made.
         seed: only for tests and debugging: `NotPrivateSeed(...)` makes noise and sampling repeatable, and every
             statement about this dataset says that it was not private.
+        device_noise: draw noise on the GPU, by a generator that is seeded with new secret bits for every answer but is
+            no cipher; for models so large that noise from the host dominates the step.
 
     >>> import torch
     >>> from sfumato import Budget, NoisyMean, Private
@@ -90,6 +92,7 @@ class Private:
         adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
         filter: Filter | None = None,
         seed: NotPrivateSeed | None = None,
+        device_noise: bool = False,
         performance: Performance | None = None,
     ) -> None:
         adjacency = _adjacency(adjacency)
@@ -130,7 +133,7 @@ class Private:
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.account = self._ledger.account(name, unit=unit, adjacency=adjacency, budget=budget, filter=filter)
         _check_delta(self.account.budget, size)
-        self._noise = NoiseSource(seed)
+        self._noise = NoiseSource(seed, device_generator=device_noise)
         if seed is not None:
             self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
         self._plan: Plan | None = None

@@ -24,7 +24,7 @@ def one_thread():
 
 
 def session(out=None, **options):
-    return gpu.Session(TINY, 1, out, options.get("limit", 100.0), options.get("rows", []))
+    return gpu.Session(TINY, 1, out, options.get("limit", 1000.0), options.get("rows", []))
 
 
 def job(step, micro=2, **options):

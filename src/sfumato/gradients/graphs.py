@@ -12,6 +12,7 @@ new recording is made. Python code that changes by other means from call to call
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
@@ -94,23 +95,26 @@ def _watched(compute: Compute, inputs: Any) -> tuple[dict[str, Tensor] | None, b
 
 
 class _Witness(TorchFunctionMode):
-    """Keeps every tensor that is read and was not made under its eyes."""
+    """Keeps every tensor that is read and was there before."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: set[int] = set()
-        self.alive: list[Any] = []
+        self._there = {_memory(o) for o in gc.get_objects() if issubclass(type(o), Tensor)}
+        self.kept: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for value in tree_flatten((args, kwargs))[0]:
-            if isinstance(value, Tensor) and id(value) not in self._made:
-                self.alive.append(value)
-        out = func(*args, **kwargs)
-        for value in tree_flatten(out)[0]:
-            if isinstance(value, Tensor):
-                self._made.add(id(value))
-        return out
+            if isinstance(value, Tensor) and (memory := _memory(value)) in self._there:
+                self.kept[memory] = value
+        return func(*args, **kwargs)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor lies on a GPU; 0 if nowhere."""
+    if not tensor.is_cuda or tensor.layout != torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 class _Recording:
@@ -122,7 +126,7 @@ class _Recording:
         # Other threads (noise drawn ahead) go on meanwhile.
         with torch.cuda.graph(self._graph, pool=self.pool, capture_error_mode="thread_local"), _Witness() as witness:
             self._outputs = compute(self._inputs)
-        self._keep = (keep, [t for t in witness.alive if t.untyped_storage().nbytes()])
+        self._keep = (keep, witness.kept)
 
     def replay(self, inputs: Any) -> dict[str, Tensor]:
         mine, theirs = (
