@@ -65,8 +65,8 @@ class Private:
         filter: how adaptive questions compose; fixed when the ledger's account is made.
         seed: only for tests and debugging: `NotPrivateSeed(...)` makes noise and sampling repeatable, and every
             statement about this dataset says that it was not private.
-        device_noise: draw noise on the GPU, by a generator that is seeded with new secret bits for every answer but is
-            no cipher; for models so large that noise from the host dominates the step.
+        device_noise: draw Gaussian noise on the GPU, by ChaCha20 with a new key for every answer; for models so large
+            that noise from the host dominates the step. Without Triton the host draws all the same.
 
     >>> import torch
     >>> from sfumato import Budget, NoisyMean, Private

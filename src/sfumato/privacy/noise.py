@@ -34,6 +34,7 @@ import torch
 from randomgen import AESCounter, ChaCha
 from torch import Tensor
 
+from sfumato import kernels
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.privacy.discrete import discrete_gaussian, discrete_laplace
 from sfumato.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Noise
@@ -157,8 +158,8 @@ class NoiseSource:
 
     `draw_ahead` draws the noise of the next answer in a thread while the step computes. It changes nothing but time and
     memory (8 bytes per entry of the answer).
-    `device_generator` draws Gaussian noise for CUDA tensors on the GPU, by torch's Philox generator, seeded for each
-    answer with 63 new secret bits: faster, but Philox is no cipher, so the default is to draw on the host and transfer.
+    `device_generator` draws Gaussian noise for CUDA tensors on the GPU, by ChaCha20 under a new secret key of 256 bits
+    for each answer: for answers so large that the host would be slower. Without Triton the host draws all the same.
     """
 
     def __init__(
@@ -214,8 +215,8 @@ class NoiseSource:
         """Lends one answer a function from a size to that many standard normals; the sizes are to make up `total`."""
         pinned = device.type == "cuda"
         with self._lock:
-            if self._device_generator and pinned:
-                yield _device_normals(device, int(self._integers.integers(0, 2**63)))
+            if self._device_generator and kernels.usable(torch.empty(0, device=device)):
+                yield _device_normals(device, self._integers.integers(0, 2**32, size=8, dtype=np.uint32))
                 return
 
             def normals(size: int) -> Tensor:
@@ -234,9 +235,19 @@ class NoiseSource:
             return torch.from_numpy(draw(scale, size, self._integers))
 
 
-def _device_normals(device: torch.device, seed: int) -> Callable[[int], Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return lambda size: torch.randn(size, dtype=torch.float64, device=device, generator=generator)
+def _device_normals(device: torch.device, key: npt.NDArray[np.uint32]) -> Callable[[int], Tensor]:
+    """Normals by ChaCha20 under this key, on the device; no counter is used twice."""
+    from sfumato.kernels import chacha
+
+    words = torch.from_numpy(key.view(np.int32)).to(device)
+    first = 0
+
+    def drawn(size: int) -> Tensor:
+        nonlocal first
+        start, first = first, first + chacha.blocks(size)
+        return chacha.normals(words, start, size)
+
+    return drawn
 
 
 # A forked child holds a copy of every generator: it gets new keys before it can draw. A thread that draws when the
