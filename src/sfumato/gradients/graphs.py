@@ -123,6 +123,7 @@ class _Recording:
         self._graph = torch.cuda.CUDAGraph()
         self.pool: Any = other.pool if other is not None else torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # a recording has memory of its own, and cannot take what torch keeps for later
         # Other threads (noise drawn ahead) go on meanwhile.
         with torch.cuda.graph(self._graph, pool=self.pool, capture_error_mode="thread_local"), _Witness() as witness:
             self._outputs = compute(self._inputs)
