@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and alone, pinned: asked for by another package it would bring several gigabytes of CUDA.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types check faults bench peers slow gpu wheel docs-tables clean
+.PHONY: demo test lint types check faults bench slow gpu bench-gpu wheel clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,8 +47,13 @@ bench: $(VENV)/.bench  ## the engine beside Opacus and Opake, interleaved
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
 
-gpu: $(VENV)/.test
-	$(BIN)/python -m pytest -m gpu
+gpu: $(VENV)/.test  ## what only a GPU can show: kernels compiled, CUDA graphs, noise
+	$(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels tests/gradients/test_kernels.py \
+	  tests/gradients/test_cuda.py tests/privacy/test_noise.py tests/test_nn.py tests/test_augment.py
+
+bench-gpu: $(VENV)/.bench  ## the table of docs/benchmarks.md, on this machine's GPU
+	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu.json
+	$(BIN)/python -m benchmarks.page
 
 wheel: $(VENV)/.test  ## build the wheel and try it in a fresh environment
 	rm -rf build/wheel && $(BIN)/python -m build --wheel --outdir build/wheel .
