@@ -106,10 +106,10 @@ class Language(nn.Module):
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.table = nn.Embedding(vocabulary, width)
-        self.mix = nn.Linear(width, width)
+        self.norm, self.mix = nn.LayerNorm(width), nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.linear(torch.tanh(self.mix(self.table(tokens))), self.table.weight)
+        return F.linear(torch.tanh(self.mix(self.norm(self.table(tokens)))), self.table.weight)
 
 
 def next_tokens(module: nn.Module, batch: Batch) -> Tensor:

@@ -237,3 +237,181 @@ def test_other_precisions_are_refused() -> None:
             outer.weighted_sum(a, b, torch.ones(1, dtype=torch.float64, device=DEVICE))
     with pytest.raises(ValueError, match="one device"):
         outer.squared_norms(x.half(), torch.zeros(1, 3, 8, device=DEVICE, dtype=torch.float16))
+
+
+def assert_inner(a: Tensor, b: Tensor, matrix: Tensor, count: int) -> Tensor:
+    """Within the bound of the exact inner products with the float32 matrix itself; returns what was found."""
+    O, I = matrix.shape  # noqa: E741
+    parts = outer.halves(matrix, count)
+    found, exact = outer.inner(a, b, parts), outer.inner_slowly(a, b, [matrix])
+    lengths_a, lengths_b = a[:, :, :O].double().norm(dim=2), b.double().norm(dim=2)
+    most = outer.inner_error(a.shape[1], O, I, count) * (lengths_a * lengths_b).sum(1) * matrix.double().norm()
+    most = most + outer.inner_least(O, I, count) * (lengths_a * (1 + lengths_b)).sum(1)
+    assert found.dtype == torch.float64
+    assert found.shape == (len(a),)
+    assert ((found - exact).abs() <= most).all()
+    return found
+
+
+def some(U: int, R: int, O: int, I: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+    """a, b and a float32 matrix."""
+    a, b = (rows(U, R, k, dtype=torch.bfloat16, seed=seed + s) for s, k in enumerate((O, I)))
+    return a, b, rows(O, I, dtype=torch.float32, seed=seed + 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 130, 70), (2, 100, 17, 200)])
+def test_inner_products_are_within_their_bound(shape: tuple[int, int, int, int], count: int) -> None:
+    a, b, matrix = some(*shape)
+    found, parts = assert_inner(a, b, matrix, count), outer.halves(matrix, count)
+    most = outer.inner_slowly(a.abs(), b.abs(), [p.abs() for p in parts])
+    assert ((found - outer.inner_slowly(a, b, parts)).abs() <= 1e-6 * most).all()  # of what the parts do hold
+
+
+def test_inner_products_over_several_groups_of_tiles() -> None:
+    """Ten tiles of rows, of which a group takes eight, and two of outputs; tiles that end in the middle of a unit."""
+    a, b, matrix = some(5, 250, 140, 24)
+    assert outer.inner_tiles(1250, 140) == outer.INNER_TILES
+    assert_inner(a, b, matrix, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_inner_products_of_aligned_rows(count: int) -> None:
+    """Numbers of one sign, none of which ends early, all rows the same: errors add up as far as they ever do."""
+    a, b, matrix = some(2, 1, 40, 1000)
+    a, b = (x.abs().expand(2, 20, -1) for x in (a, b))
+    assert_inner(a, b, matrix.abs(), count)
+    flat = torch.full_like(matrix, 1 / 3)
+    assert_inner(torch.ones_like(a), torch.full_like(b, 0.7), flat, count)
+    assert_inner(torch.ones_like(a), torch.full_like(b, 0.7), flat + 2.0**-10, count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_cancelling_inner_products(count: int) -> None:
+    """Within a row, between rows, and where only the smaller halves are left over."""
+    a, b, matrix = some(2, 6, 24, 50)
+    assert_inner(torch.cat([a, -a], 1), torch.cat([b, b], 1), matrix, count)
+    assert_inner(a, torch.cat([b, -b], 2), torch.cat([matrix, matrix], 1), count)
+    assert_inner(a, torch.cat([b, b], 2), torch.cat([matrix, -matrix * (1 + 2.0**-12)], 1), count)
+    b[:, :, 3], b[:, :, 40], matrix[:, 40] = 1e6, -1e6, matrix[:, 3]  # sums are large on the way
+    assert_inner(a, b, matrix, count)
+    normal = b[:, :1].double().squeeze(1)  # matrices that annihilate a row but for rounding
+    matrix = matrix.double() - (matrix.double() @ normal[0])[:, None] * normal[0] / normal[0].square().sum()
+    assert_inner(a[:1, :1], b[:1, :1], matrix.float(), count)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1e-20, 1e-20, 1e-20), (1.0, 1e-30, 1e-9), (1e-33, 1.0, 1.0), (1e30, 1e30, 1e5), (1e15, 1.0, 1e-42)]
+)
+def test_huge_and_tiny_inner_products(sizes: tuple[float, float, float]) -> None:
+    """Images that vanish in float32, matrices below its normal numbers, and products beyond its range.
+
+    No factors below its normal numbers: Triton 3.6's interpreter does not convert those as they are.
+    """
+    x, y, z = sizes
+    a, b = rows(2, 9, 24, dtype=torch.bfloat16, size=x), rows(2, 9, 13, dtype=torch.bfloat16, seed=1, size=y)
+    matrix = rows(24, 13, dtype=torch.float32, seed=2, size=z)
+    for count in (2, 3):
+        assert assert_inner(a, b, matrix, count).isfinite().all()
+
+
+def test_tiny_and_huge_rows_in_inner_products() -> None:
+    a, b, matrix = some(1, 18, 24, 13)
+    sizes = torch.tensor([1e-30, 1.0, 1e12], device=DEVICE).repeat(6)[:, None]
+    assert_inner((a * sizes).bfloat16(), b, matrix, 2)
+    assert_inner((a * sizes).bfloat16(), (b * sizes.flip(0)).bfloat16(), matrix * sizes[:13, 0], 2)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_bound_on_inner_products_holds_where_additions_cut_off(count: int, aligned: bool) -> None:
+    """As tensor cores may: every sum loses what is beyond its 24 bits."""
+    a, b, matrix = (x.cpu() for x in some(1, 4, 8, 300))
+    if aligned:
+        a, b, matrix = a.abs(), b.abs(), matrix.abs()
+    total = torch.zeros(4, 8, dtype=torch.float64)
+    for part in reversed(outer.halves(matrix, count)):
+        for x, p in zip(b[0].double().T, part.double().T, strict=True):
+            total = total + x[:, None] * p
+            size = torch.frexp(total)[1] - 24
+            total = torch.ldexp(torch.ldexp(total, -size).trunc(), size)
+    found = (total * a[0].double()).sum()
+    lengths = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum() * matrix.double().norm()
+    off = (found - outer.inner_slowly(a, b, [matrix])[0]).abs()
+    assert off <= outer.inner_error(4, 8, 300, count) * lengths
+    if aligned and count > 1:
+        assert off >= outer.inner_error(4, 8, 300, count) * lengths / 100  # and it is no idle bound
+
+
+def test_wide_factors_and_any_strides_in_inner_products() -> None:
+    a, b, matrix = some(3, 5, 13, 24)
+    expected = outer.inner(a, b, outer.halves(matrix, 2))
+    wide = outer.aligned(a)
+    assert wide.shape[2] == 16
+    assert torch.equal(outer.inner(wide, b, outer.halves(matrix, 2)), expected)
+    wide = torch.cat([wide, wide.new_full((3, 5, 200), float("nan"))], 2)
+    wide[:, :, 13:] = float("nan")  # not even read as numbers
+    assert torch.equal(outer.inner(wide, b, outer.halves(matrix, 2)), expected)
+    a, b = rows(5, 3, 24, dtype=torch.bfloat16).transpose(0, 1), rows(3, 13, 5, dtype=torch.bfloat16).transpose(1, 2)
+    matrix = rows(13, 24, dtype=torch.float32, seed=2).T
+    assert_inner(a, b, matrix, 2)
+    assert_inner(a[:, :1].expand(3, 5, 24), b, matrix, 3)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, where it is the interpreter
+def test_a_unit_that_is_not_finite_spoils_no_other_inner_product() -> None:
+    a, b, matrix = some(4, 5, 16, 16)  # all in one tile
+    parts = outer.halves(matrix, 2)
+    clean = outer.inner(a, b, parts)
+    a[1, 2, 3] = float("nan")
+    b[2, 0, 0] = float("inf")
+    found = outer.inner(a, b, parts)
+    assert torch.equal(found[[0, 3]], clean[[0, 3]])
+    assert not found[1:3].isfinite().any()
+
+
+def test_inner_products_with_nothing() -> None:
+    a, b, matrix = some(2, 3, 8, 8)
+    parts = outer.halves(matrix, 2)
+    assert outer.inner(a[:0], b[:0], parts).shape == (0,)
+    assert outer.inner(a[:, :0], b[:, :0], parts).tolist() == [0, 0]
+    assert outer.inner(a, b[:, :, :0], [p[:, :0] for p in parts]).tolist() == [0, 0]
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    a, b, matrix = some(2, 3, 8, 9)
+    for parts in ([], [matrix], [matrix.bfloat16(), matrix[:7].bfloat16()], [matrix.half()]):
+        with pytest.raises(ValueError, match="part"):
+            outer.inner(a, b, parts)
+    for part in (matrix[:, :8], torch.cat([matrix, matrix])):
+        with pytest.raises(ValueError, match="do not fit"):
+            outer.inner(a, b, [part.bfloat16()])
+
+
+def test_halves_leave_what_they_say() -> None:
+    spread = torch.linspace(-100, 100, 4000, dtype=torch.float64).exp2().reshape(40, 100)
+    edges = torch.tensor(
+        [0.0, 1.0, 1 + 2.0**-8 - 2.0**-23, 1 + 2.0**-8, 1 + 2.0**-8 + 2.0**-23, 2 - 2.0**-8 - 2.0**-23]
+    )
+    edges = torch.stack([edges, -edges, edges * 2.0**-100, edges * 2.0**127])
+    for matrix in (rows(60, 70, dtype=torch.float32), spread.float().to(DEVICE), edges.to(DEVICE)):
+        rest, most = matrix.double(), matrix.double().abs()
+        left = 1.0
+        for k, part in enumerate(outer.halves(matrix, 4), start=1):
+            assert part.dtype == torch.bfloat16
+            assert k == 1 or (part.double().abs() <= left * most).all()
+            rest, left = rest - part.double(), 2.0 ** (1 - 9 * k) if k < 3 else 0.0
+            assert (rest.abs() <= left * most).all()
+
+
+def test_halves_leave_that_much_at_times() -> None:
+    matrix = torch.tensor([[1 + 2.0**-8, 1 + 2.0**-8 - 2.0**-17]], device=DEVICE)
+    for k in (1, 2):
+        rest = matrix.double() - torch.stack(outer.halves(matrix, k)).double().sum(0)
+        assert (rest.abs() / matrix).max() >= 0.99 * 2.0 ** (1 - 9 * k)
+
+
+def test_halves_of_the_least_and_the_greatest() -> None:
+    tiny = torch.tensor([[1.1, -3.7, 255.3, 1e4]], device=DEVICE) * 2.0**-140
+    assert (tiny.double() - torch.stack(outer.halves(tiny, 3)).double().sum(0)).abs().max() <= 2.0**-134
+    assert not torch.stack(outer.halves(torch.full((1, 1), 2.0**128 - 2.0**119), 2)).isfinite().any()

@@ -43,11 +43,6 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.float(), b.float())
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """(M, R) x (R, N), in the same way."""
-    return batched_product(a.unsqueeze(0), b.unsqueeze(0))[0]
-
-
 def rounding(dtype: torch.dtype, length: int, *, product: bool = False) -> float:
     """Relative error bound of a sum of `length` products, in units of the sum of their absolute values.
 
@@ -247,7 +242,7 @@ class Ghost:
         error = rounding(origin.dtype, inputs + 8, product=True) if error is None else error
         doubt = 2 * error * (self.ab if size is None else size) * length
         vanished = inputs * outputs**0.5 * self.a + R * outputs + (outputs * inputs) ** 0.5 * self.ab
-        doubt = doubt + 2 * underflow(origin.dtype, 1) * vanished
+        doubt = doubt + 16 * underflow(origin.dtype, 1) * vanished  # a term may be flushed at each of a few additions
         result: Tensor = (self.squared - 2 * inner + length.square()).clamp_min(0) + doubt
         return result
 

@@ -22,13 +22,14 @@ from sfumato.gradients.contributions import (
     factored_norms,
     gram,
     in_parts,
-    product,
     rounding,
     shifted_sum,
     squared_norms,
     summed_in,
     underflow,
 )
+
+_HALVES = 2  # 16-bit matrices that an origin is split into: what they leave is far below the rounding of its products
 
 
 def outer_ghost_pays(R: int, outputs: int, inputs: int) -> bool:
@@ -144,11 +145,9 @@ class Outer(Contribution):
             return (matrix[self.a] * self.b).double().sum((1, 2))
         total = torch.zeros((), dtype=torch.float64, device=self.b.device)
         if self.by_kernel and self.b.shape[1] > 1:
-            b = self.b.reshape(-1, self.b.shape[2])
-            for part in _three_halves(matrix, b.dtype):  # whose products with b are exact
-                image = product(b, part.T).reshape(self.a.shape)
-                total = total + image.mul_(self.a).sum(2).double().sum(1)
-            return total
+            from sfumato.kernels import outer
+
+            return outer.inner(self.wide, self.b, outer.halves(matrix, _HALVES))  # whose products are exact
         for b, columns in zip(
             torch.split(self.b, PRODUCT_BLOCK, 2), torch.split(matrix, PRODUCT_BLOCK, 1), strict=True
         ):
@@ -158,8 +157,10 @@ class Outer(Contribution):
     @property
     def inner_error(self) -> float:
         inputs = self.b.shape[2]
-        if self.by_kernel and self.b.shape[1] > 1:  # one chain over the inputs, one over the outputs, three halves
-            return (inputs + self.outputs / 8 + 16) * torch.finfo(torch.float32).eps
+        if self.by_kernel and self.b.shape[1] > 1:
+            from sfumato.kernels import outer
+
+            return outer.inner_error(*self.sizes, _HALVES)
         return rounding(summed_in(self.b.dtype), inputs + 8, product=True)
 
     def weighted_sum(self, factors: Tensor, at_once: int) -> Tensor:
@@ -196,15 +197,6 @@ def _side_by_side(parts: Sequence[Outer]) -> Outer:
     if len(parts) == 1:
         return parts[0]
     return Outer(torch.cat([p.a for p in parts], 1), torch.cat([p.b for p in parts], 1), parts[0].outputs)
-
-
-def _three_halves(matrix: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Three 16-bit matrices whose sum is a float32 matrix, to within 2^-24 of its entries."""
-    parts, rest = [], matrix
-    for _ in range(3):
-        parts.append(rest.to(dtype))
-        rest = rest - parts[-1].float()
-    return parts
 
 
 class Tied(Contribution):

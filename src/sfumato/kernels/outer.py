@@ -330,7 +330,7 @@ def _inner_kernel(
     # Blocks of all parts are one loop, so that the loads of a part overtake the products of the one before.
     blocks = tl.cdiv(wide, BLOCK_I)
     total = tl.zeros([BLOCK_R, BLOCK_O], tl.float32)
-    for step in range(0, parts * blocks):
+    for step in range(parts * blocks):
         column = ((step % blocks) * BLOCK_I + tl.arange(0, BLOCK_I))[None, :]
         part = (step // blocks).to(tl.int64) * outputs * inputs * _LANES
         left = _load(to_b + column, in_row & (column < wide))
@@ -552,6 +552,9 @@ def inner(a: Tensor, b: Tensor, parts: Sequence[Tensor]) -> Tensor:
         place[:, :inputs] = part
     tiles = inner_tiles(U * R, outputs)
     high = triton.cdiv(outputs, tiles.wide)
+    # Two programs share a processor's 2^16 registers: one reduces while the other multiplies. Compiled for sm_90, the
+    # loop fits without spilling; some of the reduction's numbers spill.
+    most = {"maxnreg": 128} if tiles == INNER_TILES else {}
     shares = torch.empty(high, U, R, dtype=torch.float64, device=a.device)
     with torch.cuda.device_of(a):
         _inner_kernel[(triton.cdiv(U * R, tiles.high) * high,)](
@@ -572,6 +575,7 @@ def inner(a: Tensor, b: Tensor, parts: Sequence[Tensor]) -> Tensor:
             BLOCK_I=tiles.block,
             GROUP=_GROUP,
             **_launch(tiles),
+            **most,
         )
     return shares.sum((0, 2))
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import kernels
-from sfumato.gradients.contributions import summed_in
+from sfumato.gradients.contributions import Dense, summed_in
 from sfumato.gradients.rules.call import Call
 from sfumato.nn.functional import Activation, activate, group_norm_act
 
@@ -25,6 +25,8 @@ Report = Callable[[Tensor, Tensor], None]
 
 
 class _LayerNorm(torch.autograd.Function):
+    """Reports what it normalised, (x - mean) * rstd, as its parts, with dy."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -34,7 +36,7 @@ class _LayerNorm(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         eps: float,
-        report: Report,
+        report: Callable[[Tensor, Tensor, Tensor, Tensor], None],
     ) -> Tensor:
         y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
@@ -46,7 +48,7 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = grads
         x, weight, mean, rstd = ctx.saved_tensors
-        ctx.report((x - mean) * rstd * dy, dy)
+        ctx.report(x, dy, mean, rstd)
         dx = None
         if ctx.needs_input_grad[1]:
             mask = [True, False, False]
@@ -162,10 +164,18 @@ def layer_norm(call: Call) -> Any:
             return NotImplemented
         tape = call.tape
 
-        def report(scaled: Tensor, dy: Tensor) -> None:
-            for parameter, value in ((weight, scaled), (bias, dy)):
+        def report(x: Tensor, dy: Tensor, mean: Tensor, rstd: Tensor) -> None:
+            if features == 1 and layout.dim == 0 and not layout.minor and kernels.contracts(x, dy):
+                from sfumato.kernels.layer_norm import affine_gradients
+
+                sums = affine_gradients(x, dy, mean, rstd, tape.units)
+            else:
+                scaled = (x - mean) * rstd * dy
+                rows = [_sum_positions(layout.rows_first(t, tape.rows), features) for t in (scaled, dy)]
+                sums = tape.per_unit(rows[0]), tape.per_unit(rows[1])
+            for parameter, value in zip((weight, bias), sums, strict=True):
                 if parameter is not None and call.is_tracked(parameter):
-                    tape.add_rows(parameter, _sum_positions(layout.rows_first(value, tape.rows), features))
+                    tape.add(parameter, Dense(value))
 
         b = None if bias is None else bias.detach()
         x = input.to(summed_in(input.dtype))
