@@ -119,5 +119,5 @@ def test_other_batches_are_refused(batch: Any, message: str) -> None:
 
 def test_other_options_are_refused() -> None:
     for options in ({"pad": -1}, {"cutout": -1}):
-        with pytest.raises(InvalidArgument, match="is -1"):
+        with pytest.raises(InvalidArgument, match="=-1"):
             Augmentation(**options)

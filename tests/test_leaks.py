@@ -13,6 +13,7 @@ from torch import nn
 from sfumato import Budget, Clip, Gradient, GradientMean, NoisyMean, Objective, Planned, Private, cross_entropy
 from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
 from sfumato.gradients import Performance, clipped_sum
+from sfumato.nn import WSConv2d
 from sfumato.privacy.mechanisms import Gaussian, Mechanism
 from sfumato.questions import Sealed
 
@@ -113,6 +114,31 @@ def test_factors_next_to_zero_do_not_lengthen_what_they_shorten(norm: float) -> 
         huge = torch.full((1, 4), size), torch.full((1, 4), 1.6 * size)
         added = Gradient(clipped_sum(objective, params, huge, clip=Clip(norm))).norm()
         assert float(added) <= norm * (1 + 1e-6)
+
+
+def test_what_goes_wrong_is_shown_on_made_up_rows_and_nothing_private_is_quoted() -> None:
+    objective = Objective(nn.Linear(4, 2), cross_entropy)
+    x, _ = pairs()
+    door = private((x, torch.full((200,), 1234.5)), objective)
+    with pytest.raises(SfumatoError, match=r"made-up rows of torch\.float32") as refusal:
+        ask_once(door, objective)
+    assert "1234" not in str(refusal.value)
+    assert door.account.epsilon_spent() == 0
+
+
+def test_autocast_around_standardised_convolutions_is_refused_too() -> None:
+    net = nn.Sequential(WSConv2d(3, 8, 3), nn.Flatten(), nn.LazyLinear(2))
+    net(torch.zeros(1, 3, 6, 6))
+    net[2].requires_grad_(False)  # only the convolution is trained
+
+    def loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = module(batch[0])
+        return F.cross_entropy(out.float(), batch[1], reduction="none")
+
+    objective = Objective(net, loss)
+    with pytest.raises(UnsupportedModel, match="autocast"):
+        ask_once(private((torch.rand(200, 3, 6, 6), torch.randint(0, 2, (200,))), objective), objective)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         for name, value in (("pad", self.pad), ("cutout", self.cutout)):
-            if value < 0:
-                raise InvalidArgument(f"{name} is {value}: give a number of pixels, or 0 to leave that step out.")
+            if not isinstance(value, int) or value < 0:
+                raise InvalidArgument(f"{name}={value!r} must be a whole number of pixels, or 0 for none.")
 
     def __call__(self, batch: Any) -> Any:
         if isinstance(batch, Tensor):
@@ -69,6 +69,10 @@ class Augmentation:
             raise InvalidArgument(
                 f"images have the shape {tuple(images.shape)} and type {images.dtype}: give (N, C, H, W) of uint8 or "
                 "floats."
+            )
+        if self.cutout > min(images.shape[2:]):
+            raise InvalidArgument(
+                f"cutout={self.cutout} is larger than images of {images.shape[2]} x {images.shape[3]} pixels: lower it."
             )
         if self.pad >= min(images.shape[2:]):
             raise InvalidArgument(

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
-from sfumato.data.sources import DatasetSource, Source, ahead, as_source
+from sfumato.data.sources import DatasetSource, Source, TensorSource, ahead, as_source
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.gradients import Performance, Units
 from sfumato.objective import Batch, Objective
@@ -67,6 +67,7 @@ class Private:
             statement about this dataset says that it was not private.
         device_noise: draw Gaussian noise on the GPU, by ChaCha20 with a new key for every answer; for models so large
             that noise from the host dominates the step. Without Triton the host draws all the same.
+        performance: knobs of time and memory, a `sfumato.gradients.Performance`.
 
     >>> import torch
     >>> from sfumato import Budget, NoisyMean, Private
@@ -219,8 +220,21 @@ class Private:
                 raise
             raise SfumatoError(
                 f"The question failed inside the door with {type(error).__name__}, whose text may quote private rows: "
-                "try it on public or made-up rows with seed=NotPrivateSeed(0) to see it."
+                f"{self._on_made_up_rows()}"
             ) from None
+
+    def _on_made_up_rows(self) -> str:
+        """What the objective says of made-up rows of the data's types and shapes, which may be quoted."""
+        advice = "try it on public or made-up rows with seed=NotPrivateSeed(0) to see it."
+        if self.objective is None or not isinstance(self._source, TensorSource):
+            return advice
+        rows = self._sample(np.arange(0), shown=self._source.made_up(2)).first_rows()
+        kinds = ", ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in tree_flatten(rows)[0])
+        try:
+            self.objective.losses(self.objective.parameters(), rows)
+        except Exception as error:
+            return f"made-up rows of {kinds} give {error!s}"
+        return advice
 
     def _sealed(self, question: Sealed, mechanism: Mechanism) -> Callable[[Exact], Any]:
         """Lends a sealed question its noise, as often as its proof allows."""

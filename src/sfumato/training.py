@@ -189,7 +189,8 @@ def train(
                             rate = (now.step - begun) / (time.perf_counter() - start)
                             facts = _facts(now.history, plan.epsilon_after(plan.taken), rate)
                             bar.update(task, completed=now.step, facts=facts)
-                        if time.perf_counter() - last_saved >= checkpoint_every:
+                        first = now.step == begun + 1  # else a kill in the first seconds would lose everything
+                        if first or time.perf_counter() - last_saved >= checkpoint_every:
                             keep()
                             last_saved = time.perf_counter()
                     if not now.history or now.history[-1]["step"] != target:
@@ -271,6 +272,11 @@ class _Standing:
         }
 
     def restore(self, path: Path, saved: Mapping[str, Any]) -> None:
+        if (saved.get("ema") is None) != (self.average is None):
+            raise InvalidArgument(
+                f"checkpoint={str(path)!r} was made with ema={self.average is None}: continue with that, or name "
+                "another file."
+            )
         try:
             plain = {name: saved[name] for name in _PLAIN}
             self.model.load_state_dict(saved["model"])

@@ -15,7 +15,7 @@ if not kernels.INSTALLED:
 if not CUDA and not kernels.INTERPRETED:
     pytest.skip("neither a GPU nor Triton's interpreter (TRITON_INTERPRET=1)", allow_module_level=True)
 
-from sfumato.kernels import outer  # noqa: E402
+from sfumato.kernels import inner, outer  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = (torch.bfloat16, torch.float16)
@@ -242,11 +242,11 @@ def test_other_precisions_are_refused() -> None:
 def assert_inner(a: Tensor, b: Tensor, matrix: Tensor, count: int) -> Tensor:
     """Within the bound of the exact inner products with the float32 matrix itself; returns what was found."""
     O, I = matrix.shape  # noqa: E741
-    parts = outer.halves(matrix, count)
-    found, exact = outer.inner(a, b, parts), outer.inner_slowly(a, b, [matrix])
+    parts = inner.halves(matrix, count)
+    found, exact = inner.inner(a, b, parts), inner.inner_slowly(a, b, [matrix])
     lengths_a, lengths_b = a[:, :, :O].double().norm(dim=2), b.double().norm(dim=2)
-    most = outer.inner_error(a.shape[1], O, I, count) * (lengths_a * lengths_b).sum(1) * matrix.double().norm()
-    most = most + outer.inner_least(O, I, count) * (lengths_a * (1 + lengths_b)).sum(1)
+    most = inner.inner_error(a.shape[1], O, I, count) * (lengths_a * lengths_b).sum(1) * matrix.double().norm()
+    most = most + inner.inner_least(O, I, count) * (lengths_a * (1 + lengths_b)).sum(1)
     assert found.dtype == torch.float64
     assert found.shape == (len(a),)
     assert ((found - exact).abs() <= most).all()
@@ -263,15 +263,15 @@ def some(U: int, R: int, O: int, I: int, *, seed: int = 0) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 130, 70), (2, 100, 17, 200)])
 def test_inner_products_are_within_their_bound(shape: tuple[int, int, int, int], count: int) -> None:
     a, b, matrix = some(*shape)
-    found, parts = assert_inner(a, b, matrix, count), outer.halves(matrix, count)
-    most = outer.inner_slowly(a.abs(), b.abs(), [p.abs() for p in parts])
-    assert ((found - outer.inner_slowly(a, b, parts)).abs() <= 1e-6 * most).all()  # of what the parts do hold
+    found, parts = assert_inner(a, b, matrix, count), inner.halves(matrix, count)
+    most = inner.inner_slowly(a.abs(), b.abs(), [p.abs() for p in parts])
+    assert ((found - inner.inner_slowly(a, b, parts)).abs() <= 1e-6 * most).all()  # of what the parts do hold
 
 
 def test_inner_products_over_several_groups_of_tiles() -> None:
     """Ten tiles of rows, of which a group takes eight, and two of outputs; tiles that end in the middle of a unit."""
     a, b, matrix = some(5, 250, 140, 24)
-    assert outer.inner_tiles(1250, 140) == outer.INNER_TILES
+    assert inner.inner_tiles(1250, 140) == inner.INNER_TILES
     assert_inner(a, b, matrix, 2)
 
 
@@ -330,28 +330,28 @@ def test_the_bound_on_inner_products_holds_where_additions_cut_off(count: int, a
     if aligned:
         a, b, matrix = a.abs(), b.abs(), matrix.abs()
     total = torch.zeros(4, 8, dtype=torch.float64)
-    for part in reversed(outer.halves(matrix, count)):
+    for part in reversed(inner.halves(matrix, count)):
         for x, p in zip(b[0].double().T, part.double().T, strict=True):
             total = total + x[:, None] * p
             size = torch.frexp(total)[1] - 24
             total = torch.ldexp(torch.ldexp(total, -size).trunc(), size)
     found = (total * a[0].double()).sum()
     lengths = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum() * matrix.double().norm()
-    off = (found - outer.inner_slowly(a, b, [matrix])[0]).abs()
-    assert off <= outer.inner_error(4, 8, 300, count) * lengths
+    off = (found - inner.inner_slowly(a, b, [matrix])[0]).abs()
+    assert off <= inner.inner_error(4, 8, 300, count) * lengths
     if aligned and count > 1:
-        assert off >= outer.inner_error(4, 8, 300, count) * lengths / 100  # and it is no idle bound
+        assert off >= inner.inner_error(4, 8, 300, count) * lengths / 100  # and it is no idle bound
 
 
 def test_wide_factors_and_any_strides_in_inner_products() -> None:
     a, b, matrix = some(3, 5, 13, 24)
-    expected = outer.inner(a, b, outer.halves(matrix, 2))
+    expected = inner.inner(a, b, inner.halves(matrix, 2))
     wide = outer.aligned(a)
     assert wide.shape[2] == 16
-    assert torch.equal(outer.inner(wide, b, outer.halves(matrix, 2)), expected)
+    assert torch.equal(inner.inner(wide, b, inner.halves(matrix, 2)), expected)
     wide = torch.cat([wide, wide.new_full((3, 5, 200), float("nan"))], 2)
     wide[:, :, 13:] = float("nan")  # not even read as numbers
-    assert torch.equal(outer.inner(wide, b, outer.halves(matrix, 2)), expected)
+    assert torch.equal(inner.inner(wide, b, inner.halves(matrix, 2)), expected)
     a, b = rows(5, 3, 24, dtype=torch.bfloat16).transpose(0, 1), rows(3, 13, 5, dtype=torch.bfloat16).transpose(1, 2)
     matrix = rows(13, 24, dtype=torch.float32, seed=2).T
     assert_inner(a, b, matrix, 2)
@@ -361,31 +361,31 @@ def test_wide_factors_and_any_strides_in_inner_products() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, where it is the interpreter
 def test_a_unit_that_is_not_finite_spoils_no_other_inner_product() -> None:
     a, b, matrix = some(4, 5, 16, 16)  # all in one tile
-    parts = outer.halves(matrix, 2)
-    clean = outer.inner(a, b, parts)
+    parts = inner.halves(matrix, 2)
+    clean = inner.inner(a, b, parts)
     a[1, 2, 3] = float("nan")
     b[2, 0, 0] = float("inf")
-    found = outer.inner(a, b, parts)
+    found = inner.inner(a, b, parts)
     assert torch.equal(found[[0, 3]], clean[[0, 3]])
     assert not found[1:3].isfinite().any()
 
 
 def test_inner_products_with_nothing() -> None:
     a, b, matrix = some(2, 3, 8, 8)
-    parts = outer.halves(matrix, 2)
-    assert outer.inner(a[:0], b[:0], parts).shape == (0,)
-    assert outer.inner(a[:, :0], b[:, :0], parts).tolist() == [0, 0]
-    assert outer.inner(a, b[:, :, :0], [p[:, :0] for p in parts]).tolist() == [0, 0]
+    parts = inner.halves(matrix, 2)
+    assert inner.inner(a[:0], b[:0], parts).shape == (0,)
+    assert inner.inner(a[:, :0], b[:, :0], parts).tolist() == [0, 0]
+    assert inner.inner(a, b[:, :, :0], [p[:, :0] for p in parts]).tolist() == [0, 0]
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     a, b, matrix = some(2, 3, 8, 9)
     for parts in ([], [matrix], [matrix.bfloat16(), matrix[:7].bfloat16()], [matrix.half()]):
         with pytest.raises(ValueError, match="part"):
-            outer.inner(a, b, parts)
+            inner.inner(a, b, parts)
     for part in (matrix[:, :8], torch.cat([matrix, matrix])):
         with pytest.raises(ValueError, match="do not fit"):
-            outer.inner(a, b, [part.bfloat16()])
+            inner.inner(a, b, [part.bfloat16()])
 
 
 def test_halves_leave_what_they_say() -> None:
@@ -397,7 +397,7 @@ def test_halves_leave_what_they_say() -> None:
     for matrix in (rows(60, 70, dtype=torch.float32), spread.float().to(DEVICE), edges.to(DEVICE)):
         rest, most = matrix.double(), matrix.double().abs()
         left = 1.0
-        for k, part in enumerate(outer.halves(matrix, 4), start=1):
+        for k, part in enumerate(inner.halves(matrix, 4), start=1):
             assert part.dtype == torch.bfloat16
             assert k == 1 or (part.double().abs() <= left * most).all()
             rest, left = rest - part.double(), 2.0 ** (1 - 9 * k) if k < 3 else 0.0
@@ -407,11 +407,11 @@ def test_halves_leave_what_they_say() -> None:
 def test_halves_leave_that_much_at_times() -> None:
     matrix = torch.tensor([[1 + 2.0**-8, 1 + 2.0**-8 - 2.0**-17]], device=DEVICE)
     for k in (1, 2):
-        rest = matrix.double() - torch.stack(outer.halves(matrix, k)).double().sum(0)
+        rest = matrix.double() - torch.stack(inner.halves(matrix, k)).double().sum(0)
         assert (rest.abs() / matrix).max() >= 0.99 * 2.0 ** (1 - 9 * k)
 
 
 def test_halves_of_the_least_and_the_greatest() -> None:
     tiny = torch.tensor([[1.1, -3.7, 255.3, 1e4]], device=DEVICE) * 2.0**-140
-    assert (tiny.double() - torch.stack(outer.halves(tiny, 3)).double().sum(0)).abs().max() <= 2.0**-134
-    assert not torch.stack(outer.halves(torch.full((1, 1), 2.0**128 - 2.0**119), 2)).isfinite().any()
+    assert (tiny.double() - torch.stack(inner.halves(tiny, 3)).double().sum(0)).abs().max() <= 2.0**-134
+    assert not torch.stack(inner.halves(torch.full((1, 1), 2.0**128 - 2.0**119), 2)).isfinite().any()

@@ -58,6 +58,10 @@ class TensorSource(Source):
     def row_bytes(self) -> int:
         return sum(t[:1].nbytes for t in tree_flatten(self._data)[0])
 
+    def made_up(self, rows: int) -> Batch:
+        """Rows of the same types and shapes that hold nothing but zeros."""
+        return tree_map(lambda t: torch.zeros(rows, *t.shape[1:], dtype=t.dtype, device=t.device), self._data)
+
 
 class DatasetSource(Source):
     """Any dataset with `len` and `[i]`; rows are collated as torch's own loader does."""

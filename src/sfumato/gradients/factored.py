@@ -145,9 +145,9 @@ class Outer(Contribution):
             return (matrix[self.a] * self.b).double().sum((1, 2))
         total = torch.zeros((), dtype=torch.float64, device=self.b.device)
         if self.by_kernel and self.b.shape[1] > 1:
-            from sfumato.kernels import outer
+            from sfumato.kernels import inner
 
-            return outer.inner(self.wide, self.b, outer.halves(matrix, _HALVES))  # whose products are exact
+            return inner.inner(self.wide, self.b, inner.halves(matrix, _HALVES))  # whose products are exact
         for b, columns in zip(
             torch.split(self.b, PRODUCT_BLOCK, 2), torch.split(matrix, PRODUCT_BLOCK, 1), strict=True
         ):
@@ -158,9 +158,9 @@ class Outer(Contribution):
     def inner_error(self) -> float:
         inputs = self.b.shape[2]
         if self.by_kernel and self.b.shape[1] > 1:
-            from sfumato.kernels import outer
+            from sfumato.kernels import inner
 
-            return outer.inner_error(*self.sizes, _HALVES)
+            return inner.inner_error(*self.sizes, _HALVES)
         return rounding(summed_in(self.b.dtype), inputs + 8, product=True)
 
     def weighted_sum(self, factors: Tensor, at_once: int) -> Tensor:

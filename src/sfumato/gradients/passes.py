@@ -44,8 +44,9 @@ class Performance:
     load_rows: int = 256
 
     def __post_init__(self) -> None:
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise InvalidArgument(f"micro_batch={self.micro_batch} must be at least 1, or None to choose it.")
+        whole = isinstance(self.micro_batch, int) and self.micro_batch >= 1
+        if self.micro_batch is not None and not whole:
+            raise InvalidArgument(f"micro_batch={self.micro_batch} must be a whole number of at least 1, or None.")
 
 
 def rows_of(batch: Batch) -> int:
@@ -267,12 +268,12 @@ class _Collected:
 
     def _check_precision(self, name: str, contribution: Contribution) -> None:
         """Factors may be 16-bit where the objective says so; they are added up in float32. Nothing else may be."""
-        declared = self._half and contribution.dtype in HALF and not isinstance(contribution, Dense | Rows)
-        if contribution.dtype != self._params[name].dtype and not declared:
+        dtype = contribution.made_of if isinstance(contribution, Rows) else contribution.dtype
+        declared = self._half and dtype in HALF and not isinstance(contribution, Dense)
+        if dtype != self._params[name].dtype and not declared:
             raise UnsupportedModel(
-                f"Module {module_of(name)!r} computes in {contribution.dtype}, in which sums of bounded contributions "
-                "are not themselves bounded: leave it to Objective(..., autocast=torch.bfloat16), or compute in "
-                f"{self._params[name].dtype}."
+                f"Module {module_of(name)!r} computes in {dtype}, which is not declared: take torch.autocast out of "
+                "the model and the loss, and give Objective(..., autocast=torch.bfloat16)."
             )
 
     def _finish(self, name: str, parts: list[Contribution]) -> None:

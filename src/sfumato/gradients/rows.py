@@ -62,8 +62,16 @@ class Standardisation:
 class Rows(Contribution):
     """(U, O, F) float32 rows in an order of their own, with the map that makes gradients of them."""
 
-    def __init__(self, rows: Tensor, order: Order, standardisation: Standardisation | None = None) -> None:
+    def __init__(
+        self,
+        rows: Tensor,
+        order: Order,
+        standardisation: Standardisation | None = None,
+        *,
+        made_of: torch.dtype | None = None,
+    ) -> None:
         self.rows, self.order, self.standardisation = rows, order, standardisation
+        self.made_of = rows.dtype if made_of is None else made_of
         self._shift = Shift(None, None)
         self._alongside: Tensor | None = None
         # Decided once: `prepare` and `weighted_sum` must agree on who maps and shifts.

@@ -21,7 +21,8 @@ from sfumato.nn.functional import (
 class WSConv2d(nn.Module):
     """A convolution whose weight's rows are standardised: mean 0 and norm 1, times a trained gain.
 
-    Options are those of `nn.Conv2d`. `eps` is added to a row's squared norm.
+    Options are those of `nn.Conv2d`, but for padding, which is a number of zeros, and bias, which is off by default.
+    `eps` is added to a row's squared norm.
     """
 
     def __init__(
@@ -124,4 +125,7 @@ class Pixels(nn.Module):
 
 
 def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(v, int) for v in pair):
+        raise InvalidArgument(f"{value!r} must be a whole number or a pair of them, as kernel, stride and padding are.")
+    return pair

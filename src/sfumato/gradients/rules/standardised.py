@@ -111,7 +111,8 @@ def standardised_convolution(call: Call) -> Any:
             """Instantiate; returns the gradient of the gain."""
             order = Order(tuple(weight.shape), channels_last=use.in_rows())
             rows = use.rows() if use.in_rows() else use.dense().flatten(2)
-            whole = Rows(rows, order, Standardisation(order.to_rows(u), inverse * gains))
+            standardisation = Standardisation(order.to_rows(u), inverse * gains)
+            whole = Rows(rows, order, standardisation, made_of=use.dtype)
             if call.is_tracked(weight):
                 tape.add(weight, whole)
             return whole.alongside
