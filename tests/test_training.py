@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import signal
 import statistics
@@ -599,6 +600,14 @@ def test_the_moving_average_goes_on_after_a_resume(bench: Bench, tmp_path: Path)
     again = Run.load(run.save(tmp_path / "saved"))
     assert again.ema is not None
     assert all(torch.equal(again.ema[n], t) for n, t in run.ema.items())
+
+
+def test_a_run_says_how_it_was_made(bench: Bench) -> None:
+    config = bench.train(method=partial(dp_sgd, clip=0.5)).to_json()["config"]
+    assert config["method_options"] == {"clip": 0.5}
+    assert (config["optimizer"], config["optimizer_options"]["lr"]) == ("SGD", 0.2)
+    assert (config["autocast"], config["ema"]) == (None, False)
+    json.dumps(config)
 
 
 def test_no_average_is_kept_unasked(bench: Bench) -> None:

@@ -221,6 +221,11 @@ def train(
             "noise_multiplier": used["noise"]["scale"],
             "sampler": used["sampler"],
             "method": _name_of(method),
+            "method_options": _plain(getattr(method, "keywords", {})),
+            "optimizer": type(updater).__name__,
+            "optimizer_options": _plain(updater.defaults),
+            "autocast": None if objective.autocast is None else str(objective.autocast),
+            "ema": ema,
         },
         history=now.history,
         ema=None if now.average is None else {n: t.clone() for n, t in now.average.weights.items()},
@@ -341,6 +346,11 @@ class _Stateless:
 def _name_of(method: Any) -> str:
     function = getattr(method, "func", method)  # of a functools.partial
     return str(getattr(function, "__name__", type(method).__name__))
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON takes it: what is no number, word or switch is written out."""
+    return {k: v if isinstance(v, bool | int | float | str | None) else repr(v) for k, v in options.items()}
 
 
 def _resume_key(name: str, path: Path) -> str:
