@@ -224,7 +224,10 @@ class Private:
             ) from None
 
     def _on_made_up_rows(self) -> str:
-        """What the objective says of made-up rows of the data's types and shapes, which may be quoted."""
+        """What the objective says of made-up rows of the data's types and row shapes, which may be quoted.
+
+        Those are the schema: neighbouring datasets have the same.
+        """
         advice = "try it on public or made-up rows with seed=NotPrivateSeed(0) to see it."
         if self.objective is None or not isinstance(self._source, TensorSource):
             return advice

@@ -21,9 +21,11 @@ from torch.utils._pytree import tree_map
 from sfumato import kernels
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.clip import Clip
+from sfumato.gradients.contributions import SMALL
 from sfumato.gradients.gradient import Gradient
 from sfumato.gradients.graphs import state_of
 from sfumato.gradients.memory import Gauge, first_micro_batch, unit_bytes
+from sfumato.gradients.modes import Trace
 from sfumato.gradients.passes import Augment, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probe import Probe
 from sfumato.objective import Batch, Objective
@@ -86,10 +88,9 @@ def clipped_sum(
     found = probe.trace(params, batch)
     device = next(iter(params.values())).device
     on_gpu = performance.kernels and kernels.usable(*params.values())
-    # The GPU's kernels add up in float64 where it matters; a fixed number, since to look at the origin is to wait.
-    at_once = _AT_ONCE_ON_GPU if on_gpu else _most_in_one_sum(params, clip)
+    at_once = _most_at_once(found, params, clip, in_float64=on_gpu)
     kind = (views, units.records, units.weights is None, offsets is None, clip.norm, clip.origin is None)
-    key = (*kind, clip.scale is None, performance, id(augment), id(found))
+    key = (*kind, clip.scale is None, performance, id(augment), id(found), at_once if on_gpu else None)
     all_weights = None if units.weights is None else units.weights.to(device)
 
     def compute(inputs: _Inputs) -> dict[str, Tensor]:
@@ -193,8 +194,22 @@ def _rows(rows: slice, padding: int, value: Any) -> Any:
     return part if not padding else torch.cat([part, part[-1:].expand(padding, *part.shape[1:])])
 
 
+def _most_at_once(found: Trace, params: Mapping[str, Tensor], clip: Clip, *, in_float64: bool) -> int:
+    """`_most_in_one_sum`; where kernels add instantiated gradients up in float64, it only concerns what stays factors.
+
+    Then it is a power of two, so that recordings are not made for every origin, and the origin is not looked at, which
+    would make the GPU wait, unless there is something large that stays factors.
+    """
+    if not in_float64:
+        return _most_in_one_sum(params, clip)
+    factored = any(params[name].numel() > SMALL for name in found.positions if params[name].ndim == 2)
+    if clip.origin is None or not factored:
+        return _AT_ONCE_ON_GPU
+    return min(_AT_ONCE_ON_GPU, 1 << _most_in_one_sum(params, clip).bit_length() - 1)
+
+
 def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
-    """How many units may be summed in working precision before float64 takes over (GPU kernels use it throughout).
+    """How many units may be summed in working precision before float64 takes over.
 
     A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of length n (C + |p|).
     """

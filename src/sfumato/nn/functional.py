@@ -95,11 +95,17 @@ def standardised_weight(weight: Tensor, gain: Tensor | None, eps: float) -> Tens
 
     With eps inside the root, the gradient is s * (g - mean g - u <u, g>), s = gain / sqrt(|c|^2 + eps), everywhere.
     """
+    unit, _ = directions(weight, eps)
+    scaled = unit if gain is None else unit * gain[:, None, None, None]
+    return scaled.to(weight.dtype)
+
+
+def directions(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """u in the weight's shape, and 1 / sqrt(|c|^2 + eps) for every row, in float32 at least."""
     rows = at_least_float32(weight).flatten(1)
     centred = rows - rows.mean(1, keepdim=True)
-    unit = centred * torch.rsqrt(centred.square().sum(1, keepdim=True) + eps)
-    scaled = unit if gain is None else unit * gain[:, None]
-    return scaled.reshape(weight.shape).to(weight.dtype)
+    inverse = torch.rsqrt(centred.square().sum(1) + eps)
+    return (centred * inverse[:, None]).reshape(weight.shape), inverse
 
 
 def standardised_conv2d(

@@ -142,12 +142,18 @@ class Convolution(Contribution):
 
     @property
     def by_kernel(self) -> bool:
-        plain = len(self.geometry.kernel) == 2 and self.geometry.groups == 1
-        return plain and kernels.contracts(self.x, self.dy)
+        g = self.geometry
+        if len(g.kernel) != 2 or g.groups != 1 or not kernels.contracts(self.x, self.dy):
+            return False
+        from sfumato.kernels.convolution import fits
+
+        shape: dict[str, Any] = {"kernel": g.kernel, "stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+        return fits([self.x], [self.dy], units=self.units, **shape)
 
     def has_ghost(self, shift: Shift) -> bool:
         # 16-bit factors are instantiated: a clip factor must not be rounded into them.
-        simple = self.geometry.groups == 1 and not self.earlier and self.x.dtype not in HALF
+        # So is what a kernel instantiates: its rows are then added up in float64.
+        simple = self.geometry.groups == 1 and not self.earlier and self.x.dtype not in HALF and not self.by_kernel
         return shift.scale is None and simple
 
     def ghost_pays(self) -> bool:

@@ -18,7 +18,7 @@ from sfumato.gradients.contributions import HALF, Contribution, Dense, Shift, su
 from sfumato.gradients.rows import Order, Rows, Standardisation
 from sfumato.gradients.rules.call import Call, autocast
 from sfumato.gradients.rules.convolution import Convolution, apply, channels_last, padded
-from sfumato.nn.functional import standardised_conv2d
+from sfumato.nn.functional import directions, standardised_conv2d
 
 
 class Pass(Contribution):
@@ -89,7 +89,7 @@ def standardised_convolution(call: Call) -> Any:
         if layout is None or layout.dim != 0 or input.ndim != 4 or input.shape[0] != tape.rows:
             return NotImplemented
         x, geometry = padded(input, tuple(weight.shape[2:]), stride, padding, dilation, groups)
-        u, inverse = _direction(weight.detach(), eps)
+        u, inverse = directions(weight.detach(), eps)
         gains = torch.ones_like(inverse) if gain is None else gain.detach()
         effective = u * gains[:, None, None, None]
         b = None if bias is None else bias.detach()
@@ -143,13 +143,6 @@ def tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         matmul.fp32_precision = before
-
-
-def _direction(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """u and 1 / sqrt(|w - mean w|^2 + eps)."""
-    centred = weight - weight.mean((1, 2, 3), keepdim=True)
-    inverse = torch.rsqrt(centred.square().sum((1, 2, 3)) + eps)
-    return centred * inverse[:, None, None, None], inverse
 
 
 TABLE = {standardised_conv2d: standardised_convolution}
