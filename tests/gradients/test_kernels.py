@@ -472,10 +472,10 @@ def test_mutant_a_clip_factor_rounded_to_half(monkeypatch: pytest.MonkeyPatch) -
 # ------------------------------------------------------------------------------------------------ 3. and 4. sums
 
 
-def by_autograd(objective: Objective, batch: Any) -> dict[str, Tensor]:
+def by_autograd(objective: Objective, batch: Any, layers: kernels.Use = kernels.Use.NEVER) -> dict[str, Tensor]:
     """The gradient of the summed losses, in the objective's own precision and without our kernels."""
     leaves = {name: p.clone().requires_grad_() for name, p in objective.parameters().items()}
-    with kernels.using(kernels.Use.NEVER), exact_products(Performance(), recurring=False):
+    with kernels.using(layers), exact_products(Performance(), recurring=False):
         losses = objective.losses(leaves, batch)
         found = torch.autograd.grad(losses.sum(), list(leaves.values()))
     return dict(zip(leaves, found, strict=True))
@@ -484,11 +484,12 @@ def by_autograd(objective: Objective, batch: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("autocast", [None, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["standardised", "wide-resnet", "smooth", "sequence", "language"])
 def test_without_a_clip_the_sum_is_autograds(name: str, autocast: torch.dtype | None) -> None:
-    if name == "wide-resnet" and autocast is not None:
-        pytest.skip("rounding flips its ReLUs: two computations in bfloat16 differ there by more")
     objective, batch = make(name, autocast=autocast)
     ours = total(objective, batch, Clip(1e9))
-    assert oracle.relative_error(ours, by_autograd(objective, batch)) <= (1e-5 if autocast is None else 1e-2)
+    # Another GroupNorm rounds otherwise, which flips ReLUs in bfloat16: there autograd has the layers' kernels too.
+    layers = USE if name == "wide-resnet" and autocast is not None else kernels.Use.NEVER
+    allowed = 1e-5 if autocast is None else 1e-2
+    assert oracle.relative_error(ours, by_autograd(objective, batch, layers)) <= allowed
 
 
 @pytest.mark.usefixtures("everything_is_large")
