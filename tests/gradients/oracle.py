@@ -41,7 +41,10 @@ def clipped(gradients: Mapping[str, Tensor], clip: Clip) -> dict[str, Tensor]:
     if clip.scale is not None:
         rows = {n: g * clip.scale[n].double() for n, g in rows.items()}
     norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in rows.values()]).sum(0).sqrt()
-    c = (clip.norm / norms.clamp_min(1e-300)).clamp_max(1.0)
+    if clip.stability is None:
+        c = (clip.norm / norms.clamp_min(1e-300)).clamp_max(1.0)
+    else:
+        c = clip.norm / (norms + clip.stability)
     return {n: g * c.reshape(-1, *[1] * (g.ndim - 1)) for n, g in rows.items()}
 
 

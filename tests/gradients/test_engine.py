@@ -30,7 +30,7 @@ def median_norm(gradients: dict[str, torch.Tensor]) -> float:
 def clip_for(mode: str, params: dict[str, torch.Tensor], norm: float) -> Clip:
     origin = oracle.like(params, 1) if "origin" in mode else None
     scale = oracle.like(params, 2, positive=True) if "scale" in mode else None
-    return Clip(norm, origin=origin, scale=scale)
+    return Clip(norm, origin=origin, scale=scale, stability=norm / 3 if "normalised" in mode else None)
 
 
 def total(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ def test_layer_in_every_mode(name: str, dtype: torch.dtype) -> None:
     gradients = oracle.one_by_one(objective, params, batch, ROWS)
     norm = median_norm(gradients)  # about half of the rows are clipped
     failures = []
-    for mode in ("plain", "origin", "scale", "origin+scale"):
+    for mode in ("plain", "origin", "scale", "origin+scale", "normalised", "normalised origin"):
         clip = clip_for(mode, params, norm)
         truth = total(oracle.clipped(gradients, clip))
         for path, performance in PATHS.items():

@@ -220,7 +220,7 @@ def collect(
             batch,
             found,
             count=len(batch[0]),
-            norm=clip.norm,
+            clip=clip,
             origin=clip.origin,
             scale=clip.scale,
             views=views,

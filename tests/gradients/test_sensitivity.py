@@ -71,6 +71,8 @@ CLIPS = {
     "far origin": Clip(C, origin=as_gradient(ORIGIN * 300)),
     "scale": Clip(C, scale=as_gradient(SCALE)),
     "origin and scale": Clip(C, origin=as_gradient(ORIGIN), scale=as_gradient(SCALE)),
+    "normalised": Clip(C, stability=0.01),
+    "normalised around a far origin": Clip(C, origin=as_gradient(ORIGIN * 300), stability=0.01),
 }
 
 
@@ -297,7 +299,7 @@ def fuzz(
         batch,
         found,
         count=len(batch[0]),
-        norm=clip.norm,
+        clip=clip,
         origin=clip.origin,
         scale=clip.scale,
         performance=performance,

@@ -27,6 +27,10 @@ class Clip:
 
     `origin` and `scale` must be public: computed from public data and already released answers alone.
 
+    With `stability`, every x = scale * (g - origin) becomes norm * x / (|x| + stability) instead (AUTO-S, Bu et al.
+    2023): never longer than `norm` either, and there is no norm to tune, since it only multiplies the learning rate.
+    0.01 is their value.
+
     >>> Clip(1.0).norm
     1.0
     """
@@ -34,10 +38,16 @@ class Clip:
     norm: float
     origin: Gradient | None = None
     scale: Gradient | None = None
+    stability: float | None = None
 
     def __post_init__(self) -> None:
         if not self.norm > 0:  # also catches NaN; infinity is allowed here and refused by the door
             raise InvalidArgument(f"clip norm={self.norm} must be positive: it bounds what one unit can contribute.")
+        if self.stability is not None and not 0 < self.stability < math.inf:
+            raise InvalidArgument(
+                f"stability={self.stability} must be positive and finite, or None to clip: it is what keeps short "
+                "gradients short."
+            )
         for argument, value in (("origin", self.origin), ("scale", self.scale)):
             if value is not None:
                 if not isinstance(value, Gradient):
@@ -69,3 +79,14 @@ class Clip:
     @property
     def bounded(self) -> bool:
         return math.isfinite(self.norm)
+
+    @property
+    def largest_factor(self) -> float:
+        """What a unit's x is multiplied by at most."""
+        return 1.0 if self.stability is None else max(1.0, self.norm / self.stability)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """What each x of these lengths is multiplied by."""
+        if self.stability is None:
+            return (self.norm / norms.clamp_min(1e-300)).clamp_max(1.0)
+        return self.norm / (norms + self.stability)

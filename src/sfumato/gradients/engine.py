@@ -10,7 +10,7 @@ The engine knows nothing of noise, ledgers or papers. `reference.py` is its slow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -89,8 +89,10 @@ def clipped_sum(
     device = next(iter(params.values())).device
     on_gpu = performance.kernels and kernels.usable(*params.values())
     at_once = _most_at_once(found, params, clip, in_float64=on_gpu)
-    kind = (views, units.records, units.weights is None, offsets is None, clip.norm, clip.origin is None)
-    key = (*kind, clip.scale is None, performance, id(augment), id(found), at_once if on_gpu else None)
+    kind = (views, units.records, units.weights is None, offsets is None, clip.norm, clip.stability)
+    shifted = (clip.origin is None, clip.scale is None)
+    key = (*kind, *shifted, performance, id(augment), id(found), at_once if on_gpu else None)
+    bare = replace(clip, origin=None, scale=None)  # a recording is given its own of these
     all_weights = None if units.weights is None else units.weights.to(device)
 
     def compute(inputs: _Inputs) -> dict[str, Tensor]:
@@ -106,7 +108,7 @@ def clipped_sum(
             augment=augment,
             offsets=moves,
             weights=weights,
-            norm=clip.norm,
+            clip=bare,
             origin=origin,
             scale=scale,
             performance=performance,
@@ -211,11 +213,12 @@ def _most_at_once(found: Trace, params: Mapping[str, Tensor], clip: Clip, *, in_
 def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
     """How many units may be summed in working precision before float64 takes over.
 
-    A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of length n (C + |p|).
+    A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of n (C + c |p|), where
+    c is the largest factor.
     """
     eps = max(torch.finfo(p.dtype).eps for p in params.values())
     longest = 1.0
     if clip.origin is not None:
         shifted = clip.origin if clip.scale is None else clip.scale * clip.origin
-        longest += float(shifted.norm()) / clip.norm
+        longest += clip.largest_factor * float(shifted.norm()) / clip.norm
     return max(1, int(1e-3 / (2 * eps * longest)))

@@ -47,7 +47,7 @@ class Gradient(Mapping[str, Tensor]):
     def __sub__(self, other: Gradient) -> Gradient:
         return Gradient({name: a - b for name, a, b in self._with(other)})
 
-    def __mul__(self, other: float | Gradient) -> Gradient:
+    def __mul__(self, other: float | Tensor | Gradient) -> Gradient:
         if isinstance(other, Gradient):
             return Gradient({name: a * b for name, a, b in self._with(other)})
         return Gradient({name: t * other for name, t in self.items()})
@@ -64,7 +64,11 @@ class Gradient(Mapping[str, Tensor]):
 
     def clipped(self, norm: float) -> Gradient:
         """The same direction, no longer than `norm`."""
-        return self * float(min(1.0, norm / max(float(self.norm()), 1e-300)))
+        return self * self.shortening(norm)
+
+    def shortening(self, norm: float) -> Tensor:
+        """What makes it no longer than `norm`: a factor of at most 1, left where the gradient is."""
+        return (norm / self.norm().clamp_min(1e-300)).clamp_max(1.0)
 
     def write_to(self, module: nn.Module) -> None:
         """Set `.grad` of the module's parameters, for any `torch.optim` optimiser to use."""

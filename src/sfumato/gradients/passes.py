@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato import kernels
 from sfumato.errors import InvalidArgument, UnsupportedModel
+from sfumato.gradients.clip import Clip
 from sfumato.gradients.contributions import HALF, SMALL, Contribution, Dense, Shift, combined
 from sfumato.gradients.modes import TapMode, Trace, module_of
 from sfumato.gradients.rows import Bundle, Bundled, Order, Rows
@@ -130,7 +131,7 @@ def per_unit(
     found: Trace,
     *,
     count: int,
-    norm: float,
+    clip: Clip,
     origin: Mapping[str, Tensor] | None = None,
     scale: Mapping[str, Tensor] | None = None,
     present: Tensor | None = None,
@@ -140,7 +141,10 @@ def per_unit(
     weights: Tensor | None = None,
     performance: Performance,
 ) -> Addends:
-    """One micro-batch of `count` units: forward, backward, norms, factors. Units that are not `present` add nothing."""
+    """One micro-batch of `count` units: forward, backward, norms, factors. Units that are not `present` add nothing.
+
+    `origin` and `scale` are the clip's, as the inputs of a recording: its own may be an earlier step's.
+    """
     passes = 1 if offsets is None else views
     shifts = {
         name: Shift(None if origin is None else origin[name], None if scale is None else scale[name]) for name in params
@@ -164,7 +168,7 @@ def per_unit(
     # Factors are rounded to the gradients' precision: a slack of 8 units in the last place absorbs that. They are so
     # from here on, since the origin is taken off as often as they add up to.
     slack = 1 + 8 * torch.finfo(working).eps
-    factors = torch.where(finite, (norm / (norms * slack).clamp_min(1e-300)).clamp_max(1.0), 0.0)
+    factors = torch.where(finite, clip.factors(norms * slack), 0.0)
     factors = factors.to(working).double()
     # Next to zero there are few digits to round to.
     factors = torch.where(factors < torch.finfo(working).tiny, 0.0, factors)

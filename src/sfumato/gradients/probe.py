@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import UnsupportedModel
+from sfumato.gradients.clip import Clip
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
 from sfumato.gradients.passes import Performance, check_losses, exact_products, per_unit, rows_of
@@ -301,7 +302,7 @@ def _engine_distance(
 ) -> tuple[float, str]:
     """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
     torch.manual_seed(0)
-    addends = per_unit(objective, params, rows, found, count=_ROWS, norm=float("inf"), performance=Performance())
+    addends = per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):
         pick = torch.zeros_like(addends.factors)

@@ -40,5 +40,5 @@ def clipped_sum(
     if clip.scale is not None:
         mean = {n: g * clip.scale[n].double() for n, g in mean.items()}
     norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in mean.values()]).sum(0).sqrt()
-    factors = (clip.norm / norms.clamp_min(1e-300)).clamp_max(1.0)
+    factors = clip.factors(norms)
     return {n: torch.tensordot(factors, g, 1) for n, g in mean.items()}
