@@ -6,7 +6,7 @@ rows (a mean, a vocabulary, a filtered copy) is not public, however small it loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.data.sources import as_source
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
+from sfumato.gradients.reference import per_example_gradients
 from sfumato.objective import Batch, Objective
 
 
 class Public:
     """A dataset that may be looked at: batches, gradients, losses.
+
+    `augment`: a random map of batches that gradients are taken through, so that few rows go further; losses are not.
 
     >>> import torch
     >>> from sfumato import Objective, Public, cross_entropy
@@ -31,9 +34,17 @@ class Public:
     ['bias', 'weight']
     """
 
-    def __init__(self, data: Any, *, objective: Objective | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        objective: Objective | None = None,
+        seed: int | None = None,
+        augment: Callable[[Batch], Batch] | None = None,
+    ) -> None:
         self._source = as_source(data)
         self.objective = objective
+        self.augment = augment
         self._rng = np.random.default_rng(seed)
         if not len(self._source):
             raise InvalidArgument("public data has no rows: leave it out instead.")
@@ -61,7 +72,7 @@ class Public:
     def gradient(self, params: Mapping[str, Tensor], batch_size: int | None = None) -> Gradient:
         """The mean gradient over all rows, or over a random batch."""
         objective = self._need_objective()
-        batch = _to(self.batch(batch_size), next(iter(params.values())).device)
+        batch = self._drawn(params, batch_size)
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         with torch.enable_grad():
             loss = objective.losses(leaves, batch).mean()
@@ -69,6 +80,21 @@ class Public:
         return Gradient(
             {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), gradients, strict=True)}
         )
+
+    def gradient_norms(self, params: Mapping[str, Tensor], batch_size: int = 256) -> Tensor:
+        """How long the gradients of single rows are, for a random batch of them: what a clip norm can be chosen by.
+
+        >>> objective = Objective(torch.nn.Linear(3, 2), lambda module, rows: module(rows).sum(1))
+        >>> norms = Public(torch.rand(8, 3), objective=objective).gradient_norms(objective.parameters())
+        >>> clip = float(norms.median())
+        """
+        objective = self._need_objective()
+        batch = self._drawn(params, batch_size)
+        squares = [
+            sum(g.double().flatten(1).square().sum(1) for g in per_example_gradients(objective, params, part).values())
+            for part in _in_parts(batch, _AT_ONCE)
+        ]
+        return torch.cat([torch.as_tensor(s) for s in squares]).sqrt()
 
     @torch.no_grad()
     def losses(
@@ -88,10 +114,22 @@ class Public:
     def random_state(self, state: Any) -> None:
         self._rng.bit_generator.state = state
 
+    def _drawn(self, params: Mapping[str, Tensor], batch_size: int | None) -> Batch:
+        batch = _to(self.batch(batch_size), next(iter(params.values())).device)
+        return batch if self.augment is None else self.augment(batch)
+
     def _need_objective(self) -> Objective:
         if self.objective is None:
             raise InvalidArgument("objective is missing: give Public(..., objective=Objective(module, loss)).")
         return self.objective
+
+
+_AT_ONCE = 16  # rows whose gradients are written out
+
+
+def _in_parts(batch: Batch, rows: int) -> Iterator[Batch]:
+    for start in range(0, len(tree_flatten(batch)[0][0]), rows):
+        yield tree_map(lambda t, start=start: t[start : start + rows], batch)
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:

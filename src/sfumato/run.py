@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sfumato.ensembles import Iterates
 from sfumato.errors import InvalidArgument
 
 
@@ -18,7 +19,8 @@ from sfumato.errors import InvalidArgument
 class Run:
     """A finished training: weights, configuration, metrics on public or test data, and the privacy statement.
 
-    `ema` is the moving average of the weights, where it was asked for; it holds the trained parameters only.
+    `ema` is the moving average of the weights, where it was asked for; it holds the trained parameters only, as do the
+    `iterates`. `alignment` has [step, cosine, lowest, highest] of every private gradient with the public one.
     `steps_taken` is what the weights have seen; `steps_lost` were paid for but died with an interrupted process, and
     `steps_short` is by how many the training had to be shortened for that.
     """
@@ -26,6 +28,8 @@ class Run:
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
     ema: Mapping[str, Tensor] | None = None
+    iterates: Iterates | None = None
+    alignment: list[list[float]] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
     statement: Mapping[str, Any] = field(default_factory=dict)
     statement_text: str = ""
@@ -45,6 +49,7 @@ class Run:
             "config": dict(self.config),
             "metrics": self.metrics,
             "history": self.history,
+            "alignment": self.alignment,
             "statement": dict(self.statement),
             "steps_taken": self.steps_taken,
             "steps_lost": self.steps_lost,

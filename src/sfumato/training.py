@@ -6,26 +6,27 @@ It is the four-line loop of the README with progress, checkpoints and resuming a
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.method import Algorithm, Method, Params, StatefulMethod, algorithm
 from sfumato.averages import Ema
 from sfumato.checkpoint import check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
+from sfumato.diagnostics import Alignments, latest
+from sfumato.ensembles import Iterates
 from sfumato.errors import InvalidArgument, LedgerError, SfumatoError
-from sfumato.gradients import Gradient
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import calibration
 from sfumato.privacy.budget import Budget
@@ -35,21 +36,9 @@ from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.questions import GradientMean
 from sfumato.run import Run
+from sfumato.standing import Patience, Standing
 
-Params = Mapping[str, Tensor]
-Method = Callable[[Params, Public | None, Callable[..., Any]], Gradient]
 Metric = Callable[[nn.Module, Any], Tensor]
-
-
-@runtime_checkable
-class StatefulMethod(Protocol):
-    """An algorithm that carries state from step to step; the state must be public and survives a resume."""
-
-    def init(self, params: Params) -> Any: ...
-
-    def step(
-        self, state: Any, params: Params, public: Public | None, ask: Callable[..., Any]
-    ) -> tuple[Gradient, Any]: ...
 
 
 def accuracy(module: nn.Module, batch: Any) -> Tensor:
@@ -76,6 +65,8 @@ def train(
     metrics: Mapping[str, Metric] | None = None,
     evaluate_every: int | None = None,
     ema: bool = False,
+    keep_last: int = 0,
+    alignment: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: float = 30.0,
     name: str = "training",
@@ -95,6 +86,10 @@ def train(
             default for classifiers.
         ema: also keep an exponential moving average of the weights, measured beside them and returned as `Run.ema`;
             it costs no privacy and smooths the noise of the last steps.
+        keep_last: keep the iterates of so many last steps as `Run.iterates`, for `sfumato.ensembles`; with a checkpoint
+            in the folder `<checkpoint>.iterates`, else in memory.
+        alignment: measure in every step how far the private gradient points where the public one does, with a
+            confidence band, as `Run.alignment`; free, but for a public gradient where the method takes none.
         checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. Ctrl-C and
             errors leave it at the last whole step, so that nothing that was paid for is lost.
         checkpoint_every: seconds between checkpoints.
@@ -116,16 +111,20 @@ def train(
             "give the same, since one dataset has one delta."
         )
     sampler = sampler or private.poisson(float(batch_size or 0))
-    stateful: StatefulMethod = method if isinstance(method, StatefulMethod) else _Stateless(method)
+    if not isinstance(keep_last, int) or keep_last < 0:
+        raise InvalidArgument(f"keep_last={keep_last} must be a whole number of steps, or 0 for none.")
+    if alignment and public is None:
+        raise InvalidArgument("alignment compares private with public gradients: give public=Public(...).")
+    way = algorithm(method)
     trained = [p for p in model.parameters() if p.requires_grad]
     updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
 
-    now = _Standing(
+    now = Standing(
         model=model,
         optimizer=updater,
         public=public,
-        state=stateful.init(objective.parameters()),
+        state=way.init(objective.parameters()),
         answers=0,
         average=Ema(objective.parameters()) if ema else None,
     )
@@ -137,19 +136,31 @@ def train(
             saved = load_checkpoint(path)
             _check_continues(path, saved, known, sampler, noise)
             check_checkpoint(path, now.state)
-            if saved is not None:
-                now.restore(path, saved)
+        else:
+            saved = None
+        if keep_last:
+            folder = None if path is None else path.with_name(f"{path.name}.iterates")
+            now.iterates = Iterates(last=keep_last, total=steps, folder=folder)
+        if alignment:
+            now.alignments = Alignments(public, math.nan, sampler.expected)
+        if path is not None and saved is not None:
+            now.restore(path, saved)
+        elif now.iterates is not None:
+            now.iterates.rewind(0)  # another training's, whose checkpoint is gone
 
         plan: Plan | None = None
         if known is None:
             _measure(objective, public, test, measures)  # what fails here would fail later, after answers were paid for
-            noise = _calibrated(private, sampler, steps + reserve, budget) if noise is None else noise
-            plan = private.plan(Planned(GradientMean, noise, sampler, steps + reserve), resume_key=key)
+            times = way.answers(steps) + reserve
+            noise = _calibrated(private, sampler, times, budget) if noise is None else noise
+            plan = private.plan(Planned(GradientMean, noise, sampler, times), resume_key=key)
         elif known.open and key is not None:
             plan = private.resume(key, seen=now.answers)
         counted = plan.taken if plan is not None else known.answers if known is not None else 0
         lost = counted - now.answers
-        target = now.step if plan is None else min(steps, now.step + plan.remaining())
+        target = now.step if plan is None else _affordable(way, now.step, steps, plan.remaining())
+        if now.alignments is not None and plan is not None:
+            now.alignments.noise_multiplier = plan.mechanisms[0].noise.scale
 
         evaluate_every = evaluate_every or max(1, steps // 10)
         begun, start = now.step, time.perf_counter()
@@ -164,6 +175,8 @@ def train(
             measured = _measure(objective, public, test, measures)
             if now.average is not None:
                 measured |= _measure(objective, public, test, measures, now.average.weights, "ema_")
+            if now.alignments is not None:
+                measured |= latest(now.alignments.to_list())
             now.history.append({"step": now.step, "epsilon": epsilon, **measured})
 
         bar = Progress(
@@ -175,11 +188,14 @@ def train(
             disable=not progress,
         )
         if plan is not None:
-            with _Patience() as patience, bar, plan:
+            with Patience() as patience, bar, plan:
                 task = bar.add_task(name, total=target, completed=now.step, facts="")
                 try:
                     while now.step < target:
-                        update, state = stateful.step(now.state, objective.parameters(), public, private.ask)
+                        ask = private.ask
+                        if now.alignments is not None:
+                            ask = now.alignments.watched(ask, now.step + 1)
+                        update, state = way.step(now.state, objective.parameters(), public, ask)
                         now.advance(update, state, answers=plan.taken - lost)
                         if patience.ended:
                             raise KeyboardInterrupt
@@ -221,7 +237,7 @@ def train(
             "noise_multiplier": used["noise"]["scale"],
             "sampler": used["sampler"],
             "method": _name_of(method),
-            "method_options": _plain(getattr(method, "keywords", {})),
+            "method_options": _options(method),
             "optimizer": type(updater).__name__,
             "optimizer_options": _plain(updater.defaults),
             "autocast": None if objective.autocast is None else str(objective.autocast),
@@ -229,6 +245,8 @@ def train(
         },
         history=now.history,
         ema=None if now.average is None else {n: t.clone() for n, t in now.average.weights.items()},
+        iterates=now.iterates,
+        alignment=[] if now.alignments is None else now.alignments.to_list(),
         statement=statement.to_json(),
         statement_text=statement.to_text(),
         steps_taken=now.step,
@@ -238,114 +256,20 @@ def train(
     )
 
 
-@dataclass(kw_only=True)
-class _Standing:
-    """Where a training stands after its last whole step: what a checkpoint holds, and nothing else does."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    public: Public | None
-    state: Any  # the method's
-    step: int = 0
-    answers: int  # of the plan, that led here
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    average: Ema | None = None
-    whole: bool = True  # False while an update is half done
-    drawn: Any = None  # of the public batches: a step that fails half-way may have drawn more
-
-    def __post_init__(self) -> None:
-        self.drawn = None if self.public is None else self.public.random_state
-
-    def advance(self, update: Gradient, state: Any, *, answers: int) -> None:
-        update.write_to(self.model)
-        self.whole = False
-        self.optimizer.step()
-        self.state, self.step, self.answers = state, self.step + 1, answers
-        if self.average is not None:
-            self.average.update(dict(self.model.named_parameters()), self.step)
-        self.drawn = None if self.public is None else self.public.random_state
-        self.whole = True
-
-    def to_save(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "public": self.drawn,
-            "ema": None if self.average is None else self.average.weights,
-            **{name: getattr(self, name) for name in _PLAIN},
-        }
-
-    def restore(self, path: Path, saved: Mapping[str, Any]) -> None:
-        if (saved.get("ema") is None) != (self.average is None):
-            raise InvalidArgument(
-                f"checkpoint={str(path)!r} was made with ema={self.average is None}: continue with that, or name "
-                "another file."
-            )
-        try:
-            plain = {name: saved[name] for name in _PLAIN}
-            self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
-            if self.average is not None:
-                for name, average in self.average.weights.items():
-                    average.copy_(saved["ema"][name])
-            if self.public is not None and saved["public"] is not None:
-                self.public.random_state = self.drawn = saved["public"]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise InvalidArgument(
-                f"checkpoint={str(path)!r} is of another model, optimizer or program: continue with those it was made "
-                "with, or name another file."
-            ) from error
-        vars(self).update(plain)
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.state = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, self.state)
-
-
-_PLAIN = ("state", "step", "answers", "history", "seconds")
-
-
-class _Patience:
-    """Holds a first Ctrl-C back until the step is whole; a second one comes through at once."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        # Only the main thread can; and where a program has its own handler, that is respected.
-        mine = threading.current_thread() is threading.main_thread()
-        self._held = mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def __enter__(self) -> Self:
-        if self._held:
-            signal.signal(signal.SIGINT, self._interrupt)
-        return self
-
-    def _interrupt(self, *_: object) -> None:
-        if self.ended:
-            raise KeyboardInterrupt
-        self.ended = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._held:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.ended and kind is None:
-            raise KeyboardInterrupt  # it came after the last step: the training is finished, the program still ends
-
-
-class _Stateless:
-    """A plain function as an algorithm without state."""
-
-    def __init__(self, method: Method) -> None:
-        self._method = method
-
-    def init(self, params: Params) -> None:
-        return None
-
-    def step(self, state: Any, params: Params, public: Public | None, ask: Callable[..., Any]) -> tuple[Gradient, Any]:
-        return self._method(params, public, ask), state
-
-
 def _name_of(method: Any) -> str:
     function = getattr(method, "func", method)  # of a functools.partial
     return str(getattr(function, "__name__", type(method).__name__))
+
+
+def _options(method: Any) -> dict[str, Any]:
+    """How a method was set up, and what it stands on."""
+    options = method.keywords if isinstance(method, partial) else {}
+    if is_dataclass(method):
+        options = {f.name: getattr(method, f.name) for f in fields(method)}
+    plain = _plain({name: value for name, value in options.items() if name != "method"})
+    if "method" in options:
+        plain["method"] = {"name": _name_of(options["method"]), **_options(options["method"])}
+    return plain
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,6 +309,13 @@ def _check_continues(
             f"checkpoint={str(path)!r} was planned with {planned.sampler} and noise={planned.noise.scale}: keep "
             "them, or name another file for another training."
         )
+
+
+def _affordable(way: Algorithm, begun: int, steps: int, left: int) -> int:
+    """How far a training gets with the answers that are left; only a crash leaves fewer than are needed."""
+    while steps > begun and way.answers(steps) - way.answers(begun) > left:
+        steps -= 1
+    return steps
 
 
 def _calibrated(private: Private, sampler: Sampler, times: int, budget: Budget | None) -> float:

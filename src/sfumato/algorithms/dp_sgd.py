@@ -1,16 +1,14 @@
 """DP-SGD (Abadi et al. 2016, Algorithm 1): the noisy mean of clipped per-example gradients.
 
-An algorithm is a function (params, public, ask) -> gradient; `ask` is the one way to private data. Any torch optimiser
-takes the step.
+It is also what all other algorithms stand on: what they know from public data, they hand down to it by keyword.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from torch import Tensor
-
+from sfumato.algorithms.method import Ask, Params
 from sfumato.gradients import Clip, Gradient
 from sfumato.gradients.passes import Augment
 from sfumato.public import Public
@@ -18,14 +16,26 @@ from sfumato.questions import GradientMean
 
 
 def dp_sgd(
-    params: Mapping[str, Tensor],
+    params: Params,
     public: Public | None,
-    ask: Callable[[GradientMean], Any],
+    ask: Ask,
     *,
-    clip: float = 1.0,
+    clip: float | Clip = 1.0,
+    origin: Gradient | None = None,
+    scale: Gradient | None = None,
+    offsets: Sequence[Params] | None = None,
     views: int = 1,
     augment: Augment | None = None,
 ) -> Gradient:
-    """One private gradient; public data, if any, is not used."""
-    answer: Gradient = ask(GradientMean(params, Clip(clip), views=views, augment=augment))
-    return answer
+    """One private gradient. `Clip(1.0, stability=0.01)` normalises gradients instead of clipping them (AUTO-S).
+
+    Around an `origin` the gradients are clipped, and it is added back; under a `scale` they are measured, and stay.
+    """
+    around = replace(as_clip(clip), origin=origin, scale=scale)
+    answer: Gradient = ask(GradientMean(params, around, views=views, augment=augment, offsets=offsets))
+    return around.restore(answer)
+
+
+def as_clip(clip: float | Clip) -> Clip:
+    """A bare number is a norm."""
+    return clip if isinstance(clip, Clip) else Clip(clip)

@@ -213,8 +213,8 @@ def _most_at_once(found: Trace, params: Mapping[str, Tensor], clip: Clip, *, in_
 def _most_in_one_sum(params: Mapping[str, Tensor], clip: Clip) -> int:
     """How many units may be summed in working precision before float64 takes over.
 
-    A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of n (C + c |p|), where
-    c is the largest factor.
+    A sum's rounding depends on all its units, so it must stay far below C: under 1e-3 C for sums of n (C + c |p|) with
+    the largest factor c.
     """
     eps = max(torch.finfo(p.dtype).eps for p in params.values())
     longest = 1.0

@@ -1,0 +1,58 @@
+"""PDA-DPMD to first order (Amid et al. 2022, equation 1): a mixture of the private and the public gradient.
+
+The paper's weight alpha_t = cos(pi t / 2K) turns negative after K: here it stays at `alpha_min`. Where it is 0 the
+private gradient is not asked for, and not paid for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sfumato.algorithms.method import Ask, Params, needed, scaled
+from sfumato.algorithms.upon import Upon
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Gradient
+from sfumato.public import Public
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorDescent(Upon):
+    """alpha_t * private + (1 - alpha_t) * public gradient, with alpha_t = max(alpha_min, cos(pi t / (2 decay_steps))).
+
+    `answer_clip` also shortens the noisy mean, as the paper does for images; it is post-processing.
+    """
+
+    decay_steps: float  # K, in steps; math.inf keeps alpha at 1
+    alpha_min: float = 0.0
+    public_batch: int | None = 640
+    answer_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.decay_steps > 0:
+            raise InvalidArgument(f"decay_steps={self.decay_steps} must be positive: alpha falls until then.")
+        if not 0 <= self.alpha_min <= 1:
+            raise InvalidArgument(f"alpha_min={self.alpha_min} must lie in 0..1: it is a weight.")
+
+    def alpha(self, t: int) -> float:
+        """The weight of the private gradient in step t, counted from 0."""
+        cosine = math.cos(math.pi / 2 * t / self.decay_steps) if t < self.decay_steps else 0.0
+        return max(self.alpha_min, cosine)
+
+    def init(self, params: Params) -> Any:
+        return {"t": 0, "below": super().init(params)}
+
+    def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
+        alpha, below = self.alpha(state["t"]), state["below"]
+        parts = []
+        if alpha > 0:
+            private, below = super().step(below, params, public, ask, **handed)
+            parts.append(alpha * (private if self.answer_clip is None else private.clipped(self.answer_clip)))
+        if alpha < 1:
+            parts.append((1 - alpha) * scaled(needed(public).gradient(params, self.public_batch), handed))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1], {"t": state["t"] + 1, "below": below}
+
+    def answers(self, steps: int) -> int:
+        asking = steps if self.alpha_min > 0 else math.ceil(min(self.decay_steps, steps))
+        return super().answers(asking)

@@ -1,0 +1,122 @@
+"""Where a training stands, and how it is interrupted between two steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from sfumato.averages import Ema
+from sfumato.diagnostics import Alignments
+from sfumato.ensembles import Iterates
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Gradient
+from sfumato.public import Public
+
+
+@dataclass(kw_only=True)
+class Standing:
+    """Where a training stands after its last whole step: what a checkpoint holds, and nothing else does."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    public: Public | None
+    state: Any  # the method's
+    step: int = 0
+    answers: int  # of the plan, that led here
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    average: Ema | None = None
+    iterates: Iterates | None = None
+    alignments: Alignments | None = None
+    whole: bool = True  # False while an update is half done
+    drawn: Any = None  # of the public batches: a step that fails half-way may have drawn more
+
+    def __post_init__(self) -> None:
+        self.drawn = None if self.public is None else self.public.random_state
+
+    def advance(self, update: Gradient, state: Any, *, answers: int) -> None:
+        update.write_to(self.model)
+        self.whole = False
+        self.optimizer.step()
+        self.state, self.step, self.answers = state, self.step + 1, answers
+        if self.average is not None:
+            self.average.update(dict(self.model.named_parameters()), self.step)
+        if self.iterates is not None:
+            self.iterates.keep({n: p for n, p in self.model.named_parameters() if p.requires_grad}, self.step)
+        self.drawn = None if self.public is None else self.public.random_state
+        self.whole = True
+
+    def to_save(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "public": self.drawn,
+            "ema": None if self.average is None else self.average.weights,
+            "alignments": [] if self.alignments is None else self.alignments.to_list(),
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+
+    def restore(self, path: Path, saved: Mapping[str, Any]) -> None:
+        if (saved.get("ema") is None) != (self.average is None):
+            raise InvalidArgument(
+                f"checkpoint={str(path)!r} was made with ema={self.average is None}: continue with that, or name "
+                "another file."
+            )
+        try:
+            plain = {name: saved[name] for name in _PLAIN}
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            if self.average is not None:
+                for name, average in self.average.weights.items():
+                    average.copy_(saved["ema"][name])
+            if self.alignments is not None:
+                self.alignments.found = list(saved["alignments"])
+            if self.public is not None and saved["public"] is not None:
+                self.public.random_state = self.drawn = saved["public"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgument(
+                f"checkpoint={str(path)!r} is of another model, optimizer or program: continue with those it was made "
+                "with, or name another file."
+            ) from error
+        vars(self).update(plain)
+        if self.iterates is not None:
+            self.iterates.rewind(self.step)
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.state = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, self.state)
+
+
+_PLAIN = ("state", "step", "answers", "history", "seconds")
+
+
+class Patience:
+    """Holds a first Ctrl-C back until the step is whole; a second one comes through at once."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        # Only the main thread can; and where a program has its own handler, that is respected.
+        mine = threading.current_thread() is threading.main_thread()
+        self._held = mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> Self:
+        if self._held:
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def _interrupt(self, *_: object) -> None:
+        if self.ended:
+            raise KeyboardInterrupt
+        self.ended = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._held:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.ended and kind is None:
+            raise KeyboardInterrupt  # it came after the last step: the training is finished, the program still ends

@@ -1,0 +1,413 @@
+"""The contract: one table of algorithms, one list of properties. A new algorithm is one more row."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sfumato.algorithms
+from sfumato.algorithms.ada_dps import AdaDPS
+from sfumato.algorithms.dope_sgd import dope_sgd
+from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.extended import Extended, shares
+from sfumato.algorithms.method import algorithm
+from sfumato.algorithms.mirror_descent import MirrorDescent
+from sfumato.algorithms.shrunk_origin import ShrunkOrigin, beta
+from sfumato.algorithms.weight_multiplicity import weight_multiplicity
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Clip, Gradient, Performance, clipped_sum
+from sfumato.objective import Objective, cross_entropy
+from sfumato.privacy.budget import Budget
+from sfumato.privacy.noise import NotPrivateSeed
+from sfumato.private import Planned, Private
+from sfumato.public import Public
+from sfumato.questions import GradientMean
+
+WIDTH, CLASSES, ROWS, PUBLIC, STEPS = 4, 3, 12, 10, 5
+NEVER = 10**9
+
+Row = Callable[..., Any]
+# (what `dp_sgd` at the bottom is given) -> method
+ALGORITHMS: dict[str, Row] = {
+    "dp_sgd": lambda **how: partial(dp_sgd, **how),
+    "normalised": lambda clip=1.0, **how: partial(dp_sgd, clip=Clip(clip, stability=0.1), **how),
+    "dope_sgd": lambda **how: partial(dope_sgd, public_batch=6, **how),
+    "shrunk_origin": lambda **how: ShrunkOrigin(public_batch=6, method=partial(dp_sgd, **how)),
+    "mirror_descent": lambda **how: MirrorDescent(decay_steps=3, public_batch=6, method=partial(dp_sgd, **how)),
+    "ada_dps": lambda **how: AdaDPS(public_batch=6, method=partial(dp_sgd, **how)),
+    "weight_multiplicity": lambda views=2, **how: partial(weight_multiplicity, views=views, public_batch=5, **how),
+    "extended": lambda **how: Extended(private_batch=8, public_batch=4, method=partial(dp_sgd, **how)),
+    "all of them": lambda views=2, **how: AdaDPS(
+        public_batch=6,
+        method=MirrorDescent(
+            decay_steps=3,
+            public_batch=6,
+            method=Extended(
+                private_batch=8,
+                public_batch=4,
+                method=ShrunkOrigin(
+                    public_batch=6,
+                    method=partial(weight_multiplicity, views=views, public_batch=5, **how),
+                ),
+            ),
+        ),
+    ),
+}
+# With these, what an algorithm adds to DP-SGD is nothing.
+COLLAPSED: dict[str, Row] = {
+    "normalised": lambda clip: partial(dp_sgd, clip=Clip(1e6 * clip, stability=1e6)),
+    "shrunk_origin": lambda clip: ShrunkOrigin(origin_clip=1e-12, method=partial(dp_sgd, clip=clip)),
+    "dope_sgd": lambda clip: partial(dope_sgd, origin_clip=1e-12, clip=clip),
+    "mirror_descent": lambda clip: MirrorDescent(decay_steps=math.inf, method=partial(dp_sgd, clip=clip)),
+    "mirror_descent at alpha 1": lambda clip: MirrorDescent(
+        decay_steps=1, alpha_min=1.0, method=partial(dp_sgd, clip=clip)
+    ),
+    "ada_dps": lambda clip: AdaDPS(damping=1e9, method=partial(dp_sgd, clip=clip)),
+    "weight_multiplicity": lambda clip: partial(weight_multiplicity, views=1, radius=1e-12, clip=clip),
+    "extended": lambda clip: Extended(private_batch=NEVER, public_batch=1, method=partial(dp_sgd, clip=clip)),
+}
+
+
+def rows(count: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    inputs = torch.randn(count, WIDTH, generator=generator, dtype=torch.float64)
+    inputs[:, 0] += labels
+    return inputs.to(dtype), labels
+
+
+def objective(dtype: torch.dtype = torch.float64) -> Objective:
+    torch.manual_seed(3)
+    return Objective(nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, CLASSES)).to(dtype), cross_entropy)
+
+
+def public(of: Objective, dtype: torch.dtype = torch.float64) -> Public:
+    return Public(rows(PUBLIC, 1, dtype), objective=of, seed=0)
+
+
+def exactly(of: Objective, data: tuple[Tensor, Tensor]) -> Callable[[GradientMean], Gradient]:
+    """What the door would answer on a full batch, without noise."""
+
+    def ask(q: GradientMean) -> Gradient:
+        total = clipped_sum(of, q.params, data, clip=q.clip, views=q.views, augment=q.augment, offsets=q.offsets)
+        return q.release(total, len(data[1]))
+
+    return ask
+
+
+def door(of: Objective, data: tuple[Tensor, Tensor], **options: Any) -> Private:
+    """Its noise repeats itself, so that two doors differ by their data alone."""
+    private = Private(
+        data, name="d", size=ROWS, objective=of, budget=Budget(50.0, 1e-3), seed=NotPrivateSeed(7), **options
+    )
+    private.plan(Planned(GradientMean, 2.0, private.everyone(), 50))
+    return private
+
+
+def walk(method: Any, of: Objective, ask: Callable[..., Any], steps: int = STEPS, start: Any = None) -> Any:
+    """Some steps of plain gradient descent; the last update, the parameters and the state."""
+    way, seen = algorithm(method), public(of, next(iter(of.parameters().values())).dtype)
+    params = {n: p.clone() for n, p in of.parameters().items()}
+    state, update = way.init(params) if start is None else start, None
+    for _ in range(steps):
+        update, state = way.step(state, params, seen, ask)
+        params = {n: p - 0.3 * update[n] for n, p in params.items()}
+    return update, params, state
+
+
+def apart(a: Any, b: Any) -> float:
+    return float((Gradient(a) - Gradient(b)).norm())
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize("clip", [0.3, 1e6])
+@pytest.mark.parametrize("name", COLLAPSED)
+def test_collapses_into_dp_sgd(name: str, clip: float) -> None:
+    of = objective()
+    ask = exactly(of, rows(ROWS, 2))
+    _, wanted, _ = walk(partial(dp_sgd, clip=1e6 if name == "normalised" else clip), of, ask)
+    _, found, _ = walk(COLLAPSED[name](1.0 if name == "normalised" else clip), of, ask)
+    assert apart(found, wanted) < 1e-5
+    assert apart(wanted, of.parameters()) > 0.05  # something moved
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dope_sgd", "shrunk_origin"])
+def test_without_a_bound_it_is_gradient_descent(name: str) -> None:
+    of, data = objective(), rows(ROWS, 2)
+    _, found, _ = walk(ALGORITHMS[name](clip=1e6), of, exactly(of, data))
+    params = of.parameters()
+    for _ in range(STEPS):
+        g = Public(data, objective=of).gradient(params)
+        params = {n: p - 0.3 * g[n] for n, p in params.items()}
+    assert apart(found, params) < 1e-9
+
+
+def test_dope_with_a_tiny_clip_follows_the_public_gradient() -> None:
+    of = objective()
+    method = partial(dope_sgd, clip=1e-9, origin_clip=math.inf, public_batch=None)
+    update, *_ = walk(method, of, exactly(of, rows(ROWS, 2)), steps=1)
+    assert apart(update, public(of).gradient(of.parameters())) < 1e-8
+
+
+def test_mirror_descent_ends_on_the_public_gradient_and_asks_no_more() -> None:
+    of, asked = objective(), []
+
+    def ask(question: GradientMean) -> Gradient:
+        asked.append(question)
+        return exactly(of, rows(ROWS, 2))(question)
+
+    method = MirrorDescent(decay_steps=3, public_batch=None)
+    update, *_ = walk(method, of, ask, steps=7)
+    assert len(asked) == method.answers(7) == 3
+    _, before, _ = walk(method, of, ask, steps=6)
+    assert apart(update, public(of).gradient(before)) < 1e-12
+    assert [round(method.alpha(t), 4) for t in (0, 1, 2, 3, 100)] == [1.0, 0.866, 0.5, 0.0, 0.0]
+    assert all(MirrorDescent(decay_steps=2000, alpha_min=0.25).alpha(t) >= 0.25 for t in range(0, 9600, 100))
+
+
+def test_the_extended_batch_is_the_mean_over_all_its_rows() -> None:
+    """Everything together, unclipped, is the gradient of the union."""
+    of, data = objective(), rows(ROWS, 2)
+    method = Extended(private_batch=ROWS, public_batch=PUBLIC, method=partial(dp_sgd, clip=1e6))
+    update, *_ = walk(method, of, exactly(of, data), steps=1)
+    both = tuple(torch.cat(parts) for parts in zip(data, rows(PUBLIC, 1), strict=True))
+    assert apart(update, Public(both, objective=of).gradient(of.parameters())) < 1e-9
+    assert shares(4096, 48_000, 40_000) == (2234, 1862)
+
+
+def test_ada_dps_scales_before_the_clip_by_hand() -> None:
+    of, data = objective(), rows(ROWS, 2)
+    params, clip = of.parameters(), 0.3
+    update, *_ = walk(
+        AdaDPS(public_batch=None, damping=0.5, method=partial(dp_sgd, clip=clip)), of, exactly(of, data), 1
+    )
+    p = public(of).gradient(params)
+    size = torch.cat([t.flatten() for t in p.values()]).square().mean().sqrt()
+    scale = {n: 1 / (t.abs() / size + 0.5) for n, t in p.items()}
+    longer = float(p.norm() / Gradient({n: scale[n] * p[n] for n in p}).norm())
+    total = {n: torch.zeros_like(t) for n, t in params.items()}
+    for i in range(ROWS):
+        g = Public(tuple(t[i : i + 1] for t in data), objective=of).gradient(params)
+        x = Gradient({n: longer * scale[n] * g[n] for n in g})
+        c = min(1.0, clip / float(x.norm()))
+        total = {n: total[n] + c * x[n] / ROWS for n in x}
+    assert apart(update, total) < 1e-9
+
+
+# ------------------------------------------------------------------------------------------------ privacy
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_neighbour_moves_the_update_by_at_most_the_clip(name: str) -> None:
+    """Through the door, under both adjacencies, from a state that has seen answers; extreme rows among them."""
+    clip, data, failures, largest = 0.7, rows(ROWS, 2), [], 0.0
+    *_, state = walk(ALGORITHMS[name](clip=clip), objective(), exactly(objective(), data), steps=2)
+
+    def update(data: tuple[Tensor, Tensor]) -> Gradient:
+        of = objective()
+        u, *_ = walk(ALGORITHMS[name](clip=clip), of, door(of, data).ask, steps=1, start=state)
+        return u
+
+    before = update(data)
+    for extreme in (0.0, 1.0, 1e6, -1e6, math.nan):
+        more = (
+            torch.cat([data[0], torch.full((1, WIDTH), extreme, dtype=torch.float64)]),
+            torch.cat([data[1], data[1][:1]]),
+        )
+        added = apart(update(more), before)
+        replaced = apart(update(tuple(t[1:] for t in more)), before)
+        largest = max(largest, added)
+        # The scale of AdaDPS is part of the clipped vector, so the bound is the same.
+        if not (added <= clip / ROWS * (1 + 1e-6) and replaced <= 2 * clip / ROWS * (1 + 1e-6)):
+            failures.append(f"{extreme}: {added * ROWS / clip} and {replaced * ROWS / clip} times the bound")
+    assert not failures, failures
+    assert largest > 0.2 * clip / ROWS  # the test asks for something
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_private_data_is_reached_through_ask_alone(name: str) -> None:
+    """It asks as often as it says, only questions about gradients, and all it knows else is public."""
+    of, asked = objective(), []
+
+    def ask(question: Any) -> Gradient:
+        asked.append(question)
+        return Gradient({n: torch.full_like(p, 0.01 * len(asked)) for n, p in question.params.items()})
+
+    method = ALGORITHMS[name](clip=0.7)
+    _, once, _ = walk(method, of, ask)
+    assert len(asked) == algorithm(method).answers(STEPS) <= STEPS
+    assert {type(question) for question in asked} == {GradientMean}
+    assert {question.clip.norm for question in asked} == {0.7}
+    asked.clear()
+    _, again, _ = walk(method, of, ask)
+    assert apart(once, again) == 0.0
+
+
+def test_all_of_them_make_one_question() -> None:
+    of, asked = objective(), []
+
+    def ask(question: GradientMean) -> Gradient:
+        asked.append(question)
+        return exactly(of, rows(ROWS, 2))(question)
+
+    walk(ALGORITHMS["all of them"](clip=0.7, views=2), of, ask, steps=2)
+    assert len(asked) == 2
+    assert all(q.clip.origin is not None and q.clip.scale is not None for q in asked)
+    assert all(q.offsets is not None and len(q.offsets) == q.views == 2 for q in asked)
+
+
+# ------------------------------------------------------------------------------------------------ engineering
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_type_and_place_of_the_parameters_are_kept(name: str, dtype: torch.dtype) -> None:
+    of = objective(dtype)
+    update, *_ = walk(ALGORITHMS[name](), of, exactly(of, rows(ROWS, 2, dtype)))
+    assert {t.dtype for t in update.values()} == {dtype}
+    assert update.keys() == of.parameters().keys()
+    assert all(bool(torch.isfinite(t).all()) for t in update.values())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_state_that_was_saved_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    of, method = objective(), ALGORITHMS[name]()
+    way, ask = algorithm(method), exactly(of, rows(ROWS, 2))
+
+    def continued(interrupted: bool) -> dict[str, Tensor]:
+        seen, params = public(of), {n: p.clone() for n, p in of.parameters().items()}
+        state = way.init(params)
+        for step in range(STEPS):
+            if interrupted and step == 2:
+                kept = io.BytesIO()
+                torch.save(state, kept)
+                kept.seek(0)
+                state, drawn = torch.load(kept, weights_only=True), seen.random_state
+                seen = public(of)
+                seen.random_state = drawn
+            update, state = way.step(state, params, seen, ask)
+            params = {n: p - 0.3 * update[n] for n, p in params.items()}
+        return params
+
+    assert apart(continued(True), continued(False)) == 0.0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_views_and_micro_batches(name: str) -> None:
+    """Views are made and averaged inside; how rows are cut into passes changes nothing."""
+    method = ALGORITHMS[name](views=3, augment=shifted)
+    found = []
+    for size in (None, 1, 5):
+        of = objective()
+        torch.manual_seed(0)
+        performance = Performance(micro_batch=size)
+        found.append(walk(method, of, door(of, rows(ROWS, 2), performance=performance).ask)[1])
+    assert max(apart(f, found[0]) for f in found[1:]) < 1e-9
+    of = objective()
+    _, without, _ = walk(ALGORITHMS[name](views=3), of, door(of, rows(ROWS, 2)).ask)
+    assert apart(without, found[0]) > 1e-4  # the views are seen
+
+
+def shifted(batch: Any) -> Any:
+    """Another view of a row that depends on the row alone, so that micro-batches cannot matter."""
+    inputs, labels = batch
+    return inputs + 0.5 * inputs.roll(1, 1), labels
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n not in ("dp_sgd", "normalised")])
+def test_without_public_data_it_says_so(name: str) -> None:
+    of = objective()
+    way = algorithm(ALGORITHMS[name]())
+    state = way.init(of.parameters())
+    if name == "mirror_descent":  # its first step has alpha 1, and needs none
+        _, state = way.step(state, of.parameters(), None, exactly(of, rows(ROWS, 2)))
+    with pytest.raises(InvalidArgument, match="public"):
+        way.step(state, of.parameters(), None, exactly(of, rows(ROWS, 2)))
+
+
+def test_an_algorithm_is_a_short_file() -> None:
+    folder = Path(sfumato.algorithms.__file__).parent
+    lengths = {p.name: len(p.read_text().splitlines()) for p in folder.glob("*.py") if p.stem != "method"}
+    assert len(lengths) > 8
+    assert not {name: n for name, n in lengths.items() if n > 60}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: MirrorDescent(decay_steps=0),
+        lambda: MirrorDescent(decay_steps=5, alpha_min=1.5),
+        lambda: AdaDPS(damping=0.0),
+        lambda: AdaDPS(memory=1.0),
+        lambda: ShrunkOrigin(memory=-0.1),
+        lambda: Extended(private_batch=0, public_batch=5),
+        lambda: Clip(1.0, stability=0.0),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: Callable[[], Any]) -> None:
+    with pytest.raises(InvalidArgument, match="must"):
+        wrong()
+
+
+# ------------------------------------------------------------------------------------------------ origins
+
+
+def test_the_shrunk_origin_finds_how_much_public_data_is_worth() -> None:
+    """g_i = a * p + spread: beta goes to a, also where almost every gradient is clipped; against p, to zero."""
+    torch.manual_seed(0)
+    p, spread = torch.randn(40, dtype=torch.float64), torch.randn(60, 40, dtype=torch.float64)
+    p, spread = p / p.norm(), spread - spread.mean(0)
+
+    class Direction(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(40, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    of = Objective(Direction(), lambda module, x: module(x))
+    hint = Public(p.expand(4, 40).clone(), objective=of)
+    for a, wanted in ((0.6, 0.6), (1.0, 1.0), (3.0, 1.0), (0.0, 0.0), (-0.5, 0.0)):
+        for clip in (1.0, 20.0):  # most gradients are about 6 long
+            way = ShrunkOrigin(public_batch=None, origin_clip=10.0, method=partial(dp_sgd, clip=clip))
+            state, params, data = way.init(of.parameters()), of.parameters(), a * p + spread
+
+            def ask(q: GradientMean, data: Tensor = data) -> Gradient:
+                assert q.clip.origin is not None
+                x = data - q.clip.origin["w"]
+                return Gradient({"w": (x * (q.clip.norm / x.norm(dim=1, keepdim=True)).clamp_max(1.0)).mean(0)})
+
+            for _ in range(400):
+                _, state = way.step(state, params, hint, ask)
+            assert float(beta(state)) == pytest.approx(wanted, abs=0.15), (a, clip)
+
+
+def test_the_public_step_is_bounded_where_plain_descent_blows_up() -> None:
+    """From a sharp minimum, four plain steps on the public gradient diverge; those of DOPE-SGD stay near."""
+    torch.manual_seed(0)
+    of = Objective(nn.Linear(8, 1, bias=False), lambda module, x: 0.5 * (module(x[:, :8])[:, 0] - x[:, 8]).square())
+    data = torch.randn(50, 9) * 8  # curvature about 64
+    sharp = Public(data, objective=of)
+    start = {"weight": torch.linalg.lstsq(data[:, :8], data[:, 8:]).solution.T + 1e-3}
+
+    def after(update: Callable[[Any], Gradient]) -> float:
+        params = start
+        for _ in range(4):
+            params = {"weight": params["weight"] - 0.5 * update(params)["weight"]}
+        return apart(params, start)
+
+    still = Gradient({"weight": torch.zeros(1, 8)})
+    assert after(lambda params: sharp.gradient(params)) > 100
+    assert after(lambda params: dope_sgd(params, sharp, lambda q: still, clip=1.0, origin_clip=math.inf)) > 100
+    assert after(lambda params: dope_sgd(params, sharp, lambda q: still, clip=1.0)) <= 2.0 + 1e-6
