@@ -17,6 +17,7 @@ import sfumato.algorithms
 from sfumato.algorithms.ada_dps import AdaDPS
 from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.exact_mirror import ExactMirror
 from sfumato.algorithms.extended import Extended, shares
 from sfumato.algorithms.method import algorithm
 from sfumato.algorithms.mirror_descent import MirrorDescent
@@ -45,6 +46,7 @@ ALGORITHMS: dict[str, Row] = {
     "ada_dps": lambda **how: AdaDPS(public_batch=6, method=partial(dp_sgd, **how)),
     "weight_multiplicity": lambda views=2, **how: partial(weight_multiplicity, views=views, public_batch=5, **how),
     "extended": lambda **how: Extended(private_batch=8, public_batch=4, method=partial(dp_sgd, **how)),
+    "exact_mirror": lambda **how: ExactMirror(step_size=0.3, strength=3.0, method=partial(dp_sgd, **how)),
     "all of them": lambda views=2, **how: AdaDPS(
         public_batch=6,
         method=MirrorDescent(
@@ -72,6 +74,7 @@ COLLAPSED: dict[str, Row] = {
     ),
     "ada_dps": lambda clip: AdaDPS(damping=1e9, method=partial(dp_sgd, clip=clip)),
     "weight_multiplicity": lambda clip: partial(weight_multiplicity, views=1, radius=1e-12, clip=clip),
+    "exact_mirror": lambda clip: ExactMirror(step_size=0.3, strength=1e6, method=partial(dp_sgd, clip=clip)),
     "extended": lambda clip: Extended(private_batch=NEVER, public_batch=1, method=partial(dp_sgd, clip=clip)),
 }
 
@@ -202,6 +205,38 @@ def test_ada_dps_scales_before_the_clip_by_hand() -> None:
         c = min(1.0, clip / float(x.norm()))
         total = {n: total[n] + c * x[n] / ROWS for n in x}
     assert apart(update, total) < 1e-9
+
+
+def test_the_exact_mirror_step_solves_the_papers_equation() -> None:
+    """On linear regression, theta - eta Hn^-1 g in closed form; on softmax regression, equation by equation."""
+    torch.manual_seed(0)
+    x, g = torch.randn(30, 6, dtype=torch.float64), torch.randn(1, 6, dtype=torch.float64)
+    strength, eta = 0.01, 0.7
+    squares = Objective(nn.Linear(6, 1, bias=False).double(), lambda m, x: (m(x[:, :6])[:, 0] - x[:, 6]).square())
+    hint = Public(torch.cat([x, torch.randn(30, 1, dtype=torch.float64)], 1), objective=squares)
+    method = ExactMirror(step_size=eta, strength=strength, tolerance=1e-9)
+    u, _ = method.step(None, squares.parameters(), hint, lambda q: Gradient({"weight": g}))
+    H = 2 * x.T @ x / 30 + strength * torch.eye(6, dtype=torch.float64)
+    Hn = H / torch.linalg.eigvalsh(H).min()  # at its smallest eigenvalue 1
+    assert torch.linalg.eigvalsh(H).min() > 5 * strength  # here the data alone is strongly convex
+    assert torch.allclose(u["weight"].T, strength * torch.linalg.solve(H, g.T), atol=1e-8)
+    assert float(u.norm()) <= float(g.norm())
+    assert torch.nn.functional.cosine_similarity(u["weight"], torch.linalg.solve(Hn, g.T).T) > 1 - 1e-6
+
+    of = Objective(nn.Linear(WIDTH, CLASSES).double(), cross_entropy)
+    noisy = Gradient({n: torch.randn_like(p) for n, p in of.parameters().items()})
+    seen, theta = public(of), of.parameters()
+    u, _ = method.step(None, theta, seen, lambda q: noisy)
+    moved = {n: p - eta * u[n] for n, p in theta.items()}
+    for n in theta:
+        before, after = (seen.gradient(at)[n] / strength + at[n] for at in (theta, moved))
+        assert torch.allclose(after, before - eta * noisy[n], atol=1e-6)
+
+
+def test_a_loss_that_is_not_convex_is_no_mirror_map() -> None:
+    of = objective()
+    with pytest.raises(InvalidArgument, match="not convex"):
+        walk(ExactMirror(step_size=50.0, strength=1e-4), of, exactly(of, rows(ROWS, 2)), steps=20)
 
 
 # ------------------------------------------------------------------------------------------------ privacy

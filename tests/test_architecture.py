@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"privacy"},
     {"questions"},
     {"private", "public"},
+    {"mirror_map"},
     {"algorithms", "erm", "selection", "synthesis", "warmup", "ensembles", "diagnostics"},
     {"run", "checkpoint", "standing"},
     {"training"},
