@@ -40,6 +40,25 @@ def sfumato(module: nn.Module, loss: Loss, clip: float, chunk: int) -> Step:
     return lambda batch: clipped_sum(objective, parameters, batch, clip=Clip(clip))
 
 
+def sfumato_origin(module: nn.Module, loss: Loss, clip: float, chunk: int) -> Step:
+    """Clipping around an origin, as DOPE-SGD does; the public gradient it takes for one is not part of the step."""
+    from sfumato.gradients import Clip, clipped_sum
+    from sfumato.objective import Objective
+    from sfumato.public import Public
+
+    objective = Objective(module, loss)
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    around: list[Clip] = []
+
+    def step(batch: Batch) -> Any:
+        if not around:
+            origin = Public(batch, objective=objective).gradient(parameters, 16)
+            around.append(Clip(clip, origin=origin.clipped(clip)))
+        return clipped_sum(objective, parameters, batch, clip=around[0])
+
+    return step
+
+
 def opacus_hooks(module: nn.Module, loss: Loss, clip: float, chunk: int) -> Step:
     from opacus import GradSampleModule
 
@@ -156,6 +175,7 @@ def _example_loss(module: nn.Module, loss: Loss) -> Callable[..., Tensor]:
 METHODS: dict[str, Method] = {
     "plain": plain,
     "sfumato": sfumato,
+    "sfumato-origin": sfumato_origin,
     "opacus-hooks": opacus_hooks,
     "opacus-ghost": opacus_ghost,
     "opacus-ew": opacus_expanded,

@@ -39,8 +39,11 @@ def check_augment(augment: Augment, rows: Batch) -> None:
     """Raise if it mixes rows, as MixUp and CutMix do: a person would enter other people's gradients.
 
     With the same random numbers a row must come out the same, whatever the other rows hold. So its randomness must come
-    from the global generators of torch, numpy or Python, which can be seeded; anything else is refused.
+    from the global generators of torch, numpy or Python, which can be seeded; anything else is refused. What mixes rows
+    only once in a while may pass this: an augmentation that says `mixes_rows` of itself is taken at its word.
     """
+    if getattr(augment, "mixes_rows", False):
+        raise InvalidArgument(f"augment={augment!r} mixes rows: mix public rows only, and use it in the warm-up.")
     first, second = probe_rows(rows, _ROWS, 0), probe_rows(rows, _ROWS, 1)
 
     def seeded(batch: Batch, seed: int) -> list[Tensor]:
