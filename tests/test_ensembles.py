@@ -373,7 +373,7 @@ def test_a_folder_predicts_as_memory_does(
 
 
 class Restless(nn.Module):
-    """Tied weights, a frozen part, dropout, and a buffer that every pass writes to."""
+    """Tied weights, a frozen part, dropout, and a buffer of two names that every pass writes to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -384,11 +384,12 @@ class Restless(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.register_buffer("passes", torch.zeros(()))
         self.passes: Tensor
+        self.register_buffer("alias", self.passes)
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
         logits: Tensor = self.frozen(self.drop(torch.tanh(self.again(torch.tanh(self.inner(x))))))
-        return logits + 0 * self.passes
+        return logits + self.passes * torch.arange(3)
 
 
 @pytest.fixture
@@ -407,7 +408,7 @@ def test_tied_and_frozen_weights(restless: Restless, folder: Path | None) -> Non
         with torch.no_grad():
             restless.inner.weight += torch.randn(4, 4)
             hidden = torch.tanh(torch.tanh(x @ restless.inner.weight.T) @ restless.inner.weight.T)
-            outputs.append(hidden @ restless.frozen.weight.T + restless.frozen.bias)
+            outputs.append(hidden @ restless.frozen.weight.T + restless.frozen.bias + torch.arange(3))
         iterates.keep(objective.parameters(), step)
     assert [sorted(params) for params in iterates] == [["inner.weight"]] * 3
     assert torch.allclose(mean_logits(restless, iterates, x), torch.stack(outputs).mean(0), atol=1e-6)
@@ -416,7 +417,7 @@ def test_tied_and_frozen_weights(restless: Restless, folder: Path | None) -> Non
 def test_a_state_dict_with_tied_weights_will_do(restless: Restless) -> None:
     x = torch.randn(6, 4)
     state = {name: t.clone() + 0.5 for name, t in restless.state_dict().items()}
-    assert {"inner.weight", "again.weight", "passes"} <= state.keys()
+    assert {"inner.weight", "again.weight", "passes", "alias"} <= state.keys()
     before = {name: t.clone() for name, t in state.items()}
     outputs = mean_logits(restless, [state], x)
     assert all(torch.equal(state[name], t) for name, t in before.items()), "a pass wrote into the weights it was lent"
@@ -460,6 +461,18 @@ def test_the_mode_is_restored_while_a_lazy_iterator_is_waiting(restless: Restles
 
     mean_logits(restless, lazily(), torch.randn(2, 4))
     assert seen == [True, True, True]
+
+
+def test_no_graph_is_kept_where_the_weights_name_only_some(linear: nn.Module, inputs: Tensor) -> None:
+    assert linear.weight.requires_grad
+    assert not mean_logits(linear, [{"bias": torch.zeros(CLASSES)}], inputs).requires_grad
+
+
+def test_logits_are_not_rounded_while_they_are_summed(linear: nn.Module, inputs: Tensor) -> None:
+    weights = [constant(1e9, 0.0, 0.0), constant(3.0, 0.0, 0.0), constant(-1e9, 0.0, 0.0)]
+    assert mean_logits(linear, weights, inputs)[0].tolist() == [1.0, 0.0, 0.0]
+    tied = [constant(1e9, 0.0, -9.0), constant(3.0, 4.0, 0.0), constant(-1e9, -3.0, 5.0)]  # sums 3, 1, -4
+    assert majority_vote(linear, tied, inputs)[0].item() == 0
 
 
 def test_autocast_is_respected(linear: nn.Module, weights: list[dict[str, Tensor]], inputs: Tensor) -> None:
