@@ -7,6 +7,7 @@ rows (a mean, a vocabulary, a filtered copy) is not public, however small it loo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.data.sources import as_source
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
+from sfumato.gradients.graphs import Graphs, state_of
 from sfumato.gradients.reference import per_example_gradients
 from sfumato.objective import Batch, Objective
 
@@ -46,6 +48,7 @@ class Public:
         self.objective = objective
         self.augment = augment
         self._rng = np.random.default_rng(seed)
+        self._graphs = Graphs()
         if not len(self._source):
             raise InvalidArgument("public data has no rows: leave it out instead.")
         _check_finite(data)
@@ -73,13 +76,14 @@ class Public:
         """The mean gradient over all rows, or over a random batch."""
         objective = self._need_objective()
         batch = self._drawn(params, batch_size)
-        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-        with torch.enable_grad():
-            loss = objective.losses(leaves, batch).mean()
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        return Gradient(
-            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), gradients, strict=True)}
-        )
+        compute, inputs = partial(_mean_gradient, objective), (dict(params), batch)
+        leaves = tree_flatten(inputs)[0]
+        if not all(isinstance(t, Tensor) and t.is_cuda for t in leaves):
+            return Gradient(compute(inputs))
+        # One batch after the other of the same shape: replayed, where Python would hold the GPU up.
+        shapes = tuple((tuple(t.shape), t.stride(), t.dtype) for t in leaves)
+        key = (shapes, tuple(params), state_of(objective.module, objective.loss))
+        return Gradient(self._graphs.run(key, compute, inputs, always=False, keep=objective))
 
     def gradient_norms(self, params: Mapping[str, Tensor], batch_size: int = 256) -> Tensor:
         """How long the gradients of single rows are, for a random batch of them: what a clip norm can be chosen by.
@@ -122,6 +126,15 @@ class Public:
         if self.objective is None:
             raise InvalidArgument("objective is missing: give Public(..., objective=Objective(module, loss)).")
         return self.objective
+
+
+def _mean_gradient(objective: Objective, inputs: tuple[dict[str, Tensor], Batch]) -> dict[str, Tensor]:
+    params, batch = inputs
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    with torch.enable_grad():
+        loss = objective.losses(leaves, batch).mean()
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 _AT_ONCE = 16  # rows whose gradients are written out

@@ -46,3 +46,19 @@ def test_door() -> None:
     for _ in range(3):
         answer = private.ask(GradientMean(objective.parameters(), Clip(1.0)))
         assert all(t.device.type == "cuda" and bool(torch.isfinite(t).all()) for t in answer.values())
+
+
+def test_a_public_gradient_that_is_replayed_is_the_gradient() -> None:
+    from sfumato.models.wide_resnet import wide_resnet
+    from sfumato.objective import cross_entropy
+    from sfumato.public import Public
+
+    torch.manual_seed(0)
+    objective = Objective(wide_resnet(10, 1).cuda(), cross_entropy, autocast=torch.bfloat16)
+    images, labels = torch.randint(256, (64, 3, 16, 16), dtype=torch.uint8).cuda(), torch.arange(64).cuda() % 10
+    public = Public((images, labels), objective=objective)
+    for step in range(5):  # eager, watched, recorded, replayed with other parameters
+        params = {n: p + 0.01 * step for n, p in objective.parameters().items()}
+        fresh = Public((images, labels), objective=objective).gradient(params)
+        again = public.gradient(params)
+        assert float((again - fresh).norm()) < 1e-2 * float(fresh.norm())

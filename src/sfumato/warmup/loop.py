@@ -1,6 +1,6 @@
 """The loop of plain training: shuffled passes over public rows, any torch optimiser, a cosine schedule.
 
-The defaults are those of Park et al. 2024, table 12, for CIFAR-10.
+The defaults are those of "Improving private training via in-distribution public data ...", table 12, for CIFAR-10.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sharpness-aware minimisation (Foret et al. 2020), and its adaptive form ASAM (Kwon et al. 2021).
 
-Park et al. 2024, equation (4): w_{t+1} = w_t - eta grad l(w_t + rho grad l(w_t) / |grad l(w_t)|).
+"Improving private training ...", equation (4): w_{t+1} = w_t - eta grad l(w_t + rho grad l(w_t) / |grad l(w_t)|).
 """
 
 from __future__ import annotations
