@@ -358,7 +358,7 @@ def test_radius_zero_is_plain_training() -> None:
 
 
 def test_a_step_of_sharpness_by_hand() -> None:
-    """Equation (4) of its second source on a network, with autograd by hand; the loss is that of the unmoved weights."""
+    """Equation (4) on a network, with autograd by hand; the loss is that of the unmoved weights."""
     x, y = rows(6)
     order = np.random.default_rng(0).permutation(6)
     x, y = x[order], y[order]

@@ -1,4 +1,4 @@
-"""How sharp a minimum is: the largest eigenvalues of the Hessian, and its trace ("Improving private training ...", table 4).
+"""How sharp a minimum is: the largest eigenvalues of the Hessian, and its trace ("Improving private ...", table 4).
 
 These look at rows freely, so the batch must be public.
 """
