@@ -15,6 +15,7 @@ import typer
 import sfumato
 from sfumato.cli.account import account
 from sfumato.cli.demo import demo
+from sfumato.cli.reproduce import reproduce
 from sfumato.cli.train import train
 from sfumato.errors import SfumatoError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(demo)
+app.command()(reproduce)
 app.command()(train)
 
 BAD_INPUT, UNEXPECTED, INTERRUPTED = 2, 1, 130

@@ -1,0 +1,162 @@
+"""`sfumato reproduce`: tables of the papers, run again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sfumato.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.experiments.spec import Spec
+    from sfumato.experiments.table import Entry
+
+ScaleName = Literal["smoke", "paper"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment, such as 000-table1; without it, all are listed.")
+    ] = None,
+    scale: Annotated[
+        ScaleName | None, typer.Option(help="smoke: on a CPU, in minutes; paper: as in the paper, on a GPU.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the table as measured; run nothing.")] = False,
+    row: Annotated[list[str] | None, typer.Option(help="Only these rows, by name or a part of it.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only these columns, by name or a part of it.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder for records and work, runs/reproduce by default; with --show, to read instead."),
+    ] = None,
+    device: Annotated[DeviceName, typer.Option(help="Where to train.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Also run what was run already, and replace it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List the papers' tables, run one again, or show what was measured beside the paper's numbers."""
+    from sfumato.experiments.spec import find_spec
+
+    if name is None:
+        if show or row or column:
+            raise InvalidArgument("--show, --row and --column need the name of an experiment: give one.")
+        _list(out, scale or "paper", as_json)
+        return
+    spec = find_spec(name)
+    if show:
+        _show(spec, out, scale or "paper", as_json)
+        return
+    if scale is None:
+        raise InvalidArgument("--scale is missing: smoke (CPU, minutes) or paper (GPU), or --show to run nothing.")
+    folder = out or Path("runs/reproduce")
+    chosen = range(first_seed, first_seed + seeds)
+    _run(spec, scale, (row or [], column or []), chosen, folder, device, again=again, as_json=as_json)
+
+
+def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
+    from sfumato.experiments.records import COMMITTED
+    from sfumato.experiments.table import overview
+
+    found = overview(scale, out or COMMITTED)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    rows = [(one["name"], _state(one), one["title"]) for one in found]
+    _print(f"Experiments, and what was measured at {scale} scale", ("name", "cells", "what"), rows)
+
+
+def _state(one: dict[str, Any]) -> str:
+    measured = f"{one['measured']} of {one['cells']} measured"
+    return "; ".join([measured, *(f"{count} need {need}" for need, count in one["needs"].items() if count)])
+
+
+def _show(spec: Spec, out: Path | None, scale: ScaleName, as_json: bool) -> None:
+    from sfumato.experiments.records import COMMITTED
+    from sfumato.experiments.table import entries
+
+    found = entries(spec, scale, out or COMMITTED)
+    if as_json:
+        typer.echo(json.dumps([entry.to_json() for entry in found]))
+    else:
+        _print_table(spec, scale, found)
+
+
+def _run(
+    spec: Spec,
+    scale: ScaleName,
+    names: tuple[list[str], list[str]],
+    seeds: range,
+    out: Path,
+    device: DeviceName,
+    *,
+    again: bool,
+    as_json: bool,
+) -> None:
+    cells = spec.select(*names)
+
+    from sfumato.experiments.runner import jobs, run_job
+    from sfumato.experiments.table import entries
+
+    where = _device(device)
+    told = not as_json
+    ran: list[dict[str, Any]] = []
+    for job in jobs(spec, cells, scale, list(seeds), out, again=again):
+        before = job.finished() is not None and not again
+        record = run_job(job, device=where, again=again, progress=told and sys.stdout.isatty())
+        ran.append({"row": job.cell.row, "column": job.cell.column, "seed": job.seed, "ran": not before})
+        if told:
+            _tell(ran[-1], record)
+    found = entries(spec, scale, out)
+    if as_json:
+        table = [entry.to_json() for entry in found]
+        typer.echo(json.dumps({"spec": spec.name, "scale": scale, "out": str(out), "cells": ran, "table": table}))
+    else:
+        _print_table(spec, scale, found)
+
+
+def _device(name: DeviceName) -> torch.device:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument("--device=cuda is not there: torch sees no GPU, so use --device cpu.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _tell(done: dict[str, Any], record: Any) -> None:
+    scores = ", ".join(f"{name} {parts['test']:.2f}" for name, parts in record["metrics"].items())
+    how = f"{record['seconds']:.0f} s" if done["ran"] else "from before"
+    typer.echo(f"{done['row']} | {done['column']} | seed {done['seed']}: {scores} ({how})")
+
+
+def _print_table(spec: Spec, scale: ScaleName, found: list[Entry]) -> None:
+    title = f"{spec.name}: {spec.title}"
+    measured = ["" if e.ours is None else e.text() for e in found]
+    if scale == "smoke":
+        rows = [(e.row, e.column, ours, e.state) for e, ours in zip(found, measured, strict=True)]
+        _print(title, ("row", "column", "smoke", "state"), rows)
+        typer.echo("Small networks on handwritten digits: this shows that the code runs, and nothing of the paper's.")
+        return
+    papers = ["" if e.paper is None else f"{e.paper:g}" for e in found]
+    cells = [(e.row, e.column, p, o, e.state) for e, p, o in zip(found, papers, measured, strict=True)]
+    _print(title, ("row", "column", "paper", "ours", "state"), cells)
+
+
+def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,102 @@
+"""The objects that settings name: network, augmentation and algorithm."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from sfumato.algorithms.ada_dps import AdaDPS
+from sfumato.algorithms.dope_sgd import dope_sgd
+from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.extended import Extended, shares
+from sfumato.algorithms.method import Method, StatefulMethod
+from sfumato.algorithms.mirror_descent import MirrorDescent
+from sfumato.algorithms.shrunk_origin import ShrunkOrigin
+from sfumato.algorithms.weight_multiplicity import weight_multiplicity
+from sfumato.augment import Augmentation
+from sfumato.experiments.settings import Crops, Data, Model, Training
+from sfumato.models.basic import mlp
+from sfumato.models.convnets import cifar_convnet, convnet3
+from sfumato.models.wide_resnet import wide_resnet
+
+CLASSES = 10  # of all data sets here
+
+
+def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
+    """With first weights drawn by the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if model.name == "wide-resnet":
+            return wide_resnet(model.depth or 16, model.width or 4, CLASSES, channels=shape[0])
+        if model.name == "cifar-convnet":
+            return cifar_convnet(CLASSES)
+        if model.name == "convnet3":
+            return convnet3(CLASSES)
+        return mlp(math.prod(shape), CLASSES, model.hidden or (64,))
+
+
+def make_augment(crops: Crops) -> Augmentation | None:
+    return None if crops == Crops() else Augmentation(pad=crops.pad, flip=crops.flip, cutout=crops.cutout)
+
+
+def private_batch(training: Training, data: Data) -> int:
+    """The expected number of private rows in a step: public rows that join the batch take the place of some."""
+    return _batches(training, data)[0]
+
+
+def make_method(training: Training, data: Data) -> Method | StatefulMethod:
+    """The algorithms on top of each other, DP-SGD at the bottom."""
+    made: Any = partial(dp_sgd, clip=training.clip, views=training.views, augment=make_augment(training.augment))
+    for name in reversed(training.method):
+        made = _on_top(name, training, made)
+    if training.setting.endswith("extended"):
+        private, public = _batches(training, data)
+        made = Extended(private_batch=private, public_batch=public, method=made)
+    method: Method | StatefulMethod = made
+    return method
+
+
+def _batches(training: Training, data: Data) -> tuple[int, int]:
+    if not training.setting.endswith("extended"):
+        return training.batch_size, 0
+    return shares(training.batch_size, data.private, data.public - data.hold_out)
+
+
+def _on_top(name: str, training: Training, below: Any) -> Any:
+    if name == "dope-sgd" and training.dope is not None:
+        dope = training.dope
+        longest = dope.origin_clip if dope.bounded else math.inf
+        return partial(dope_sgd, clip=training.clip, origin_clip=longest, public_batch=dope.public_batch, method=below)
+    if name == "weight-multiplicity" and training.multiplicity is not None:
+        options = training.multiplicity
+        return partial(
+            weight_multiplicity,
+            views=training.views,
+            radius=options.radius,
+            public_batch=options.public_batch,
+            method=below,
+        )
+    if name == "mirror-descent" and training.mirror is not None:
+        return MirrorDescent(
+            decay_steps=training.mirror.decay_steps,
+            alpha_min=training.mirror.alpha_min,
+            public_batch=training.mirror.public_batch,
+            answer_clip=training.mirror.answer_clip,
+            method=below,
+        )
+    if name == "ada-dps" and training.ada is not None:
+        ada = training.ada
+        return AdaDPS(damping=ada.damping, memory=ada.memory, public_batch=ada.public_batch, method=below)
+    if name == "shrunk-origin" and training.shrunk is not None:
+        shrunk = training.shrunk
+        return ShrunkOrigin(
+            origin_clip=training.clip if shrunk.origin_clip is None else shrunk.origin_clip,
+            public_batch=shrunk.public_batch,
+            memory=shrunk.memory,
+            method=below,
+        )
+    return below

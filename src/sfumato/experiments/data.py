@@ -1,0 +1,82 @@
+"""The rows of an experiment: private, public, held out of the public ones, and for testing.
+
+All of them are benchmark data that everybody has; the private ones are private here for the experiment's sake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfumato.data.images import Images, cifar10, mnist, split_public
+from sfumato.errors import InvalidArgument
+from sfumato.experiments.settings import Data
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Each part is (images, labels)."""
+
+    private: Batch
+    public: Batch
+    hold_out: Batch | None
+    test: Batch
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return tuple(self.private[0].shape[1:])
+
+
+def load_rows(data: Data, device: torch.device) -> Rows:
+    """Read and split; the files are looked for in $SFUMATO_DATA, and the digits come with scikit-learn."""
+    images = _SOURCES[data.name]()
+    _, labels = images.train
+    public, private = split_public(labels, data.public, data.split)
+    if len(private) < data.private:
+        raise InvalidArgument(f"private={data.private} is more than the {len(private)} rows that are left: lower it.")
+    if len(private) > data.private:
+        kept = np.random.default_rng(data.split).permutation(len(private))[: data.private]
+        private = private[torch.from_numpy(np.sort(kept))]
+    (x, y), private_rows = _take(images.train, public), _take(images.train, private)
+    if data.shuffled_labels:
+        y = y[torch.from_numpy(np.random.default_rng(data.split).permutation(len(y)))]
+        out, kept_in = torch.arange(data.hold_out), torch.arange(data.hold_out, len(y))
+    elif data.hold_out:
+        out, kept_in = split_public(y, data.hold_out, data.split)
+    else:
+        out, kept_in = torch.arange(0), torch.arange(len(y))
+    test = _take(images.test, torch.arange(min(data.test or len(images.test[1]), len(images.test[1]))))
+    return Rows(
+        private=_to(private_rows, device),
+        public=_to(_take((x, y), kept_in), device),
+        hold_out=_to(_take((x, y), out), device) if len(out) else None,
+        test=_to(test, device),
+    )
+
+
+def _digits() -> Images:
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels: 1,400 to train on and 397 for testing."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))  # neighbours in the file are of one writer
+    images = torch.from_numpy(x[order] / 16).float().reshape(-1, 1, 8, 8)
+    labels = torch.from_numpy(y[order]).long()
+    return Images(train=(images[:1400], labels[:1400]), test=(images[1400:], labels[1400:]))
+
+
+_SOURCES = {"cifar10": cifar10, "mnist": mnist, "digits": _digits}
+
+
+def _take(rows: Batch, which: Tensor) -> Batch:
+    return rows[0][which], rows[1][which]
+
+
+def _to(rows: Batch, device: torch.device) -> Batch:
+    return rows[0].to(device), rows[1].to(device)

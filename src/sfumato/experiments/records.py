@@ -1,0 +1,78 @@
+"""What was measured: one JSON file per training, `<spec>/<scale>/<cell>-seed<k>.json`.
+
+A record belongs to every cell that has its settings, whichever cell it was made for: tables share their runs. One that
+was made with other settings belongs to no cell, so it cannot end up in a table by accident.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import InvalidArgument
+from sfumato.experiments.settings import Settings, read_settings
+from sfumato.experiments.spec import CHOSEN, Cell, Scale, Spec
+
+COMMITTED = Path(__file__).parent / "runs"
+Record = Mapping[str, Any]
+
+
+def record_path(folder: Path, spec: Spec, cell: Cell, scale: Scale, seed: int) -> Path:
+    return folder / spec.name / scale / f"{cell.slug}-seed{seed}.json"
+
+
+def read_record(path: Path) -> Record:
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        if not {"config", "metrics", "seed", "scale"} <= set(record):
+            raise ValueError
+    except (OSError, ValueError, TypeError):
+        raise InvalidArgument(f"{str(path)!r} is no record of a training: delete it, or put it back.") from None
+    return record
+
+
+def all_records(folder: Path, scale: Scale) -> dict[Path, Record]:
+    """All in a folder, of whatever spec."""
+    return {path: read_record(path) for path in sorted(folder.glob(f"*/{scale}/*-seed*.json"))}
+
+
+def has_settings(record: Record, settings: Settings) -> bool:
+    try:
+        return read_settings(record["config"], "config") == settings
+    except InvalidArgument:
+        return False  # made by a version that knew other keys
+
+
+def records_of(cell: Cell, records: Iterable[Record], scale: Scale) -> list[Record]:
+    """Those with the cell's settings, one per seed, by seed. A cell that cannot be run has none."""
+    if cell.needs is not None:
+        return []
+    found = {record["seed"]: record for record in records if has_settings(record, cell.settings[scale])}
+    return [found[seed] for seed in sorted(found)]
+
+
+def reported(record: Record, cell: Cell) -> float:
+    """The number that stands in the table: test accuracy in percent."""
+    which = record["chosen"] if cell.report == CHOSEN else cell.report
+    if which not in record["metrics"]:
+        raise InvalidArgument(f"The record of {cell.row!r} | {cell.column!r} has no {which!r}: run the cell again.")
+    return float(record["metrics"][which]["test"])
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Whole or not at all, and as JSON that everybody reads: a number that is not finite becomes null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(_finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

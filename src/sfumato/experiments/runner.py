@@ -1,0 +1,210 @@
+"""Runs one cell for one seed: warm start, private training, scores, record.
+
+What it leaves in the output folder: the record where `records` says; `warm-ups/`, shared by all cells; and
+`work/<settings>-seed<k>/` with the training's ledger, its checkpoint while it lasts, and its weights. A training that
+was interrupted goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sfumato
+from sfumato.algorithms.method import algorithm
+from sfumato.data.samplers import Poisson
+from sfumato.errors import InvalidArgument
+from sfumato.experiments.build import make_augment, make_method, make_model, private_batch
+from sfumato.experiments.data import Rows, load_rows
+from sfumato.experiments.records import Record, all_records, has_settings, read_record, record_path, write_record
+from sfumato.experiments.scores import all_scores, choice
+from sfumato.experiments.settings import Data, Settings
+from sfumato.experiments.spec import NEEDS, Cell, Scale, Spec
+from sfumato.experiments.warm import warm_start
+from sfumato.objective import Objective, cross_entropy
+from sfumato.privacy import accounting
+from sfumato.privacy.budget import Budget
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
+from sfumato.private import Private
+from sfumato.public import Public
+from sfumato.questions import GradientMean
+from sfumato.run import Run
+from sfumato.training import train
+
+NOTE = (
+    "The rows are of a benchmark that everybody has. To reproduce a table they count as private anew in every "
+    "training, so each has a ledger of its own; for rows that are private in truth, all trainings share one."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One cell with one seed."""
+
+    spec: Spec
+    cell: Cell
+    seed: int
+    scale: Scale
+    out: Path
+
+    @property
+    def settings(self) -> Settings:
+        return self.cell.settings[self.scale]
+
+    @property
+    def path(self) -> Path:
+        """Of the record."""
+        return record_path(self.out, self.spec, self.cell, self.scale, self.seed)
+
+    @property
+    def work(self) -> Path:
+        return self.out / "work" / f"{self.settings.key()}-seed{self.seed}"
+
+    def finished(self) -> Path | None:
+        """Where the record of this training is, which may have been made for another cell with the same settings."""
+        own = {self.path: read_record(self.path)} if self.path.exists() else {}
+        found = {**own, **all_records(self.out, self.scale)}
+        return next((p for p, r in found.items() if r["seed"] == self.seed and has_settings(r, self.settings)), None)
+
+
+def jobs(spec: Spec, cells: Sequence[Cell], scale: Scale, seeds: Sequence[int], out: Path, *, again: bool) -> list[Job]:
+    """What is to be run, checked before anything is: no record of other settings is overwritten."""
+    runnable = [cell for cell in cells if cell.needs is None]
+    if not runnable:
+        missing = sorted({NEEDS[cell.needs] for cell in cells if cell.needs is not None})
+        raise InvalidArgument(f"{spec.name} has no cell to run among these: each {' and '.join(missing)}.")
+    found = [Job(spec=spec, cell=cell, seed=seed, scale=scale, out=out) for seed in seeds for cell in runnable]
+    for job in found:
+        if not again and job.path.exists() and not has_settings(read_record(job.path), job.settings):
+            raise InvalidArgument(
+                f"{str(job.path)!r} was made with other settings than {spec.name} has now: give --again to replace it, "
+                "or another --out."
+            )
+    return found
+
+
+def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bool = False) -> Record:
+    """Train, measure, and write the record; or give back the one that is there already."""
+    done = job.finished()
+    if done is not None and not again:
+        _tidy(job.work)
+        return read_record(done)
+    if again and job.work.exists():
+        shutil.rmtree(job.work)
+    if (job.work / "run").exists():
+        raise InvalidArgument(
+            f"{str(job.work)!r} holds a finished training whose record is gone: give --again to train anew."
+        )
+    settings, seed = job.settings, job.seed
+    rows = _rows(settings.data, device)
+    module = make_model(settings.model, rows.shape, seed).to(device)
+    low = settings.training.bfloat16_on_gpu and device.type == "cuda"
+    objective = Objective(module, cross_entropy, autocast=torch.bfloat16 if low else None)
+    warm = warm_start(objective, settings, rows, seed=seed, folder=job.out / "warm-ups", progress=progress)
+    run = _train(job, objective, rows, progress)
+    scores = all_scores(objective, run, rows)
+    record = {
+        "spec": job.spec.name,
+        "cell": {"row": job.cell.row, "column": job.cell.column},
+        "seed": seed,
+        "scale": job.scale,
+        "chosen": choice(scores),
+        "metrics": scores,
+        "warm_up": warm,
+        "seconds": round(run.seconds, 1),
+        "steps_taken": run.steps_taken,
+        "steps_lost": run.steps_lost,
+        "steps_short": run.steps_short,
+        "machine": machine(device),
+        "note": NOTE,
+        "config": settings.to_json(),
+        "run": dict(run.config),
+        "history": run.history,
+        "statement": dict(run.statement),
+    }
+    run.save(job.work / "run")
+    path = done or job.path
+    write_record(path, record)
+    _tidy(job.work)
+    return read_record(path)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": name,
+        "cores": os.cpu_count(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "sfumato": sfumato.__version__,
+    }
+
+
+@lru_cache(maxsize=1)
+def _rows(data: Data, device: torch.device) -> Rows:
+    return load_rows(data, device)
+
+
+def _train(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
+    settings = job.settings
+    training, data = settings.training, settings.data
+    method = make_method(training, data)
+    sampler = Poisson(size=data.private, batch_size=private_batch(training, data))
+    if training.epsilon is not None:
+        budget = Budget(training.epsilon, training.delta)
+    else:
+        planned = Mechanism(
+            question=GradientMean.kind(),
+            noise=Gaussian(training.noise or 0.0),
+            sampler=sampler,
+            times=algorithm(method).answers(training.steps),
+        )
+        cost = accounting.epsilon([planned], delta=training.delta, adjacency=Adjacency.ADD_REMOVE)
+        budget = Budget(cost.epsilon, training.delta)
+    job.work.mkdir(parents=True, exist_ok=True)
+    # Named by its settings, not by its cell: an interrupted training goes on from any cell that has them.
+    name = f"{training.setting} {' + '.join(training.method)}, seed {job.seed}"
+    with Ledger(job.work / "ledger.db") as ledger:
+        private = Private(
+            rows.private,
+            name=f"{data.name}, {settings.key()}, seed {job.seed}",
+            size=data.private,
+            objective=objective,
+            ledger=ledger,  # of this training alone: see NOTE
+            budget=budget,
+        )
+        return train(
+            objective.module,
+            private=private,
+            public=Public(
+                rows.public, objective=objective, seed=job.seed, augment=make_augment(training.public_augment)
+            ),
+            test=Public(rows.test),
+            method=method,
+            budget=None if training.epsilon is None else budget,
+            noise=training.noise,
+            steps=training.steps,
+            sampler=sampler,
+            optimizer=partial(torch.optim.SGD, lr=training.learning_rate, momentum=training.momentum),
+            evaluate_every=training.evaluate_every,
+            ema=True,
+            keep_last=training.keep_last,
+            checkpoint=job.work / "checkpoint.pt",
+            name=name,
+            progress=progress,
+        )
+
+
+def _tidy(work: Path) -> None:
+    """A finished training needs no checkpoint, and a hundred iterates are large; the ledger and the weights stay."""
+    (work / "checkpoint.pt").unlink(missing_ok=True)
+    shutil.rmtree(work / "checkpoint.pt.iterates", ignore_errors=True)

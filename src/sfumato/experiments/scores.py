@@ -1,0 +1,80 @@
+"""How good the last weights, their averages and their ensembles are, and which of them public rows choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.ensembles import majority_vote, mean_logits
+from sfumato.experiments.data import Batch, Rows
+from sfumato.experiments.spec import CANDIDATES
+from sfumato.objective import Objective
+from sfumato.run import Run
+
+Scores = dict[str, dict[str, float]]
+
+
+def accuracy(objective: Objective, rows: Batch) -> float:
+    """Percent."""
+    return _percent(_outputs(objective, objective.parameters(), rows[0]).argmax(1), rows[1])
+
+
+def all_scores(objective: Objective, run: Run, rows: Rows) -> Scores:
+    """By candidate: percent on the test rows and, if there are any, on those held out. The test rows choose nothing."""
+    parts = {"test": rows.test} | ({} if rows.hold_out is None else {"hold_out": rows.hold_out})
+    inputs, labels = (torch.cat([part[i] for part in parts.values()]) for i in (0, 1))
+    found = _labels(objective, run, inputs)
+    sizes = [len(y) for _, y in parts.values()]
+    return {
+        name: {
+            part: _percent(guesses, truth)
+            for part, guesses, truth in zip(
+                parts, torch.split(found[name], sizes), torch.split(labels, sizes), strict=True
+            )
+        }
+        for name in CANDIDATES
+        if name in found
+    }
+
+
+def choice(scores: Scores) -> str | None:
+    """The best on the rows held out; of equals the simplest, which stands first. None if no rows were."""
+    held_out = {name: parts["hold_out"] for name, parts in scores.items() if "hold_out" in parts}
+    return max(held_out, key=lambda name: held_out[name]) if held_out else None
+
+
+def _labels(objective: Objective, run: Run, inputs: Tensor) -> dict[str, Tensor]:
+    singles = {"last": run.weights} | ({} if run.ema is None else {"ema": run.ema})
+    iterates = run.iterates
+    if iterates is not None and len(iterates):
+        singles["mean"] = iterates.mean()
+    found = {name: _outputs(objective, weights, inputs).argmax(1) for name, weights in singles.items()}
+    if iterates is not None and len(iterates):
+        # Each iterate is run once; vote and mean are taken of the outputs, as if a network had learned them by heart.
+        outputs = [{"outputs": _outputs(objective, weights, inputs)} for weights in iterates]
+        rows = torch.arange(len(inputs), device=inputs.device)
+        found["vote"] = majority_vote(_Learned(outputs[0]["outputs"]), outputs, rows)
+        found["logits"] = mean_logits(_Learned(outputs[0]["outputs"]), outputs, rows).argmax(1)
+    return found
+
+
+def _outputs(objective: Objective, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    return mean_logits(objective.module, [weights], inputs, autocast=objective.autocast)
+
+
+class _Learned(nn.Module):
+    """Gives row i of its one parameter for input i."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self.outputs = nn.Parameter(outputs, requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Any:
+        return self.outputs[rows]
+
+
+def _percent(guesses: Tensor, labels: Tensor) -> float:
+    return round(100 * float((guesses == labels).double().mean()), 4)

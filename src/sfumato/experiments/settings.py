@@ -1,0 +1,223 @@
+"""Everything that determines a training, and nothing else: two cells with equal settings share their runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sfumato.errors import InvalidArgument
+from sfumato.experiments.reading import read, suggestion
+
+DATASETS = ("cifar10", "mnist", "digits")
+MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "mlp")
+SETTINGS = ("cold", "warm", "warm-aug", "extended", "cold-extended")
+OPTIONS = {  # the table with the options of a method
+    "dope-sgd": "dope",
+    "mirror-descent": "mirror",
+    "ada-dps": "ada",
+    "shrunk-origin": "shrunk",
+    "weight-multiplicity": "multiplicity",
+}
+METHODS = ("dp-sgd", *OPTIONS)
+_WITHOUT_STATE = ("dp-sgd", "dope-sgd", "weight-multiplicity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which rows are private and public. The split is the same for all seeds, as the papers have one."""
+
+    name: str
+    private: int
+    public: int
+    hold_out: int = 0  # of the public rows, kept out of everything but the choice among the averages
+    test: int | None = None  # so many of the test rows; all by default
+    shuffled_labels: bool = False  # of the public rows: public data that is worth nothing
+    split: int = 0  # the seed of the split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    name: str
+    depth: int | None = None  # wide-resnet
+    width: int | None = None  # wide-resnet
+    hidden: tuple[int, ...] | None = None  # mlp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crops:
+    """Views of an image; with the defaults, the image itself."""
+
+    pad: int = 0
+    flip: bool = False
+    cutout: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Plain SGD with a cosine schedule on the public rows."""
+
+    steps: int
+    batch_size: int = 100
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    sharpness: float = 0.0  # the radius of SAM; 0 is plain SGD
+    ema: bool = False
+    augment: Crops = field(default_factory=Crops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dope:
+    origin_clip: float | None = None  # the papers' lambda; the clip norm by default
+    bounded: bool = True  # False is the algorithm as printed
+    public_batch: int = 640
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror:
+    decay_steps: float
+    alpha_min: float = 0.0
+    public_batch: int = 640
+    answer_clip: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ada:
+    damping: float = 1.0
+    memory: float = 0.95
+    public_batch: int = 640
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    origin_clip: float | None = None
+    public_batch: int = 640
+    memory: float = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplicity:
+    radius: float = 0.1
+    public_batch: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The private training. Of `epsilon` and `noise` (the noise multiplier) one is given."""
+
+    setting: str
+    method: tuple[str, ...] = ("dp-sgd",)  # outermost first; all stand on DP-SGD
+    epsilon: float | None = None
+    noise: float | None = None
+    delta: float
+    steps: int
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.0
+    clip: float = 1.0
+    views: int = 1
+    augment: Crops = field(default_factory=Crops)
+    public_augment: Crops = field(default_factory=Crops)  # of the public gradients
+    keep_last: int = 100  # iterates for the ensembles
+    evaluate_every: int | None = None
+    bfloat16_on_gpu: bool = False
+    dope: Dope | None = None
+    mirror: Mirror | None = None
+    ada: Ada | None = None
+    shrunk: Shrunk | None = None
+    multiplicity: Multiplicity | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A training as data; `read_settings` of its `to_json()` gives an equal one."""
+
+    data: Data
+    model: Model
+    training: Training
+    warm_up: WarmUp | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples as lists, as they come back
+        return plain
+
+    def key(self) -> str:
+        """Short and the same wherever the settings are; for names of files."""
+        return digest(self.to_json())
+
+
+def digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
+    """Strictly, and without what plays no part: the warm-up of a cold start, options of methods that are not used."""
+    settings: Settings = read(Settings, raw, where)
+    training = settings.training
+    training = replace(training, **{table: _options(training, name) for name, table in OPTIONS.items()})
+    cold = training.setting.startswith("cold")
+    settings = replace(settings, training=training, warm_up=None if cold else settings.warm_up)
+    _check_names(settings, where)
+    _check_numbers(settings, where)
+    _check_method(training, where)
+    if not cold and settings.warm_up is None:
+        raise InvalidArgument(f"{where} has setting={training.setting!r} and no warm_up: add the table.")
+    return settings
+
+
+def _options(training: Training, method: str) -> Any:
+    """None for a method that is not used, its defaults where nothing was said."""
+    given = getattr(training, OPTIONS[method])
+    if method not in training.method:
+        return None
+    return _DEFAULTS[method]() if given is None and method in _DEFAULTS else given
+
+
+_DEFAULTS = {"dope-sgd": Dope, "ada-dps": Ada, "shrunk-origin": Shrunk, "weight-multiplicity": Multiplicity}
+
+
+def _check_names(settings: Settings, where: str) -> None:
+    for what, found, known in (
+        ("data, name", settings.data.name, DATASETS),
+        ("model, name", settings.model.name, MODELS),
+        ("setting", settings.training.setting, SETTINGS),
+        *(("method", name, METHODS) for name in settings.training.method),
+    ):
+        if found not in known:
+            raise InvalidArgument(f"{where}, {what}={found!r} is not known{suggestion(found, known)}.")
+
+
+def _check_numbers(settings: Settings, where: str) -> None:
+    data, training, warm_up = settings.data, settings.training, settings.warm_up
+    positive: dict[str, float | None] = {"private": data.private, "public": data.public, "test": data.test}
+    for name in ("epsilon", "noise", "delta", "steps", "batch_size", "learning_rate", "clip", "views", "keep_last"):
+        positive[name] = getattr(training, name)
+    if warm_up is not None:
+        positive |= {f"warm_up {name}": getattr(warm_up, name) for name in ("steps", "batch_size", "learning_rate")}
+    for name, value in positive.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InvalidArgument(f"{where}, {name}={value} must be a positive, finite number.")
+    if not 0 <= data.hold_out < data.public:
+        raise InvalidArgument(f"{where}, hold_out={data.hold_out} must leave some of the {data.public} public rows.")
+    if (training.epsilon is None) == (training.noise is None):
+        raise InvalidArgument(f"{where} needs either epsilon or noise: the noise is what epsilon is turned into.")
+
+
+def _check_method(training: Training, where: str) -> None:
+    method = training.method
+    if not method or len(set(method)) < len(method) or "dp-sgd" in method[:-1]:
+        raise InvalidArgument(
+            f"{where}, method={list(method)} must name different methods, outermost first; all stand on dp-sgd."
+        )
+    states = [name not in _WITHOUT_STATE for name in method]
+    if states != sorted(states, reverse=True):
+        raise InvalidArgument(
+            f"{where}, method={list(method)} must begin with those that carry state: "
+            f"{', '.join(name for name in method if name not in _WITHOUT_STATE)}."
+        )
+    if "mirror-descent" in method and training.mirror is None:
+        raise InvalidArgument(f"{where} has mirror-descent and no decay_steps: add mirror = {{ decay_steps = ... }}.")

@@ -1,0 +1,187 @@
+"""A table of a paper as a TOML file: its cells, the paper's numbers, and how each cell is made at two scales.
+
+`[data]`, `[model]`, `[warm_up]` and `[training]` are shared by all cells; a `[[cell]]` adds or changes keys of
+`[training]`, and of the others as tables of their own. `[smoke.*]`, and after that a cell's table `smoke` of keys of
+`[training]`, changes them once more, for a trial on a CPU. `base` names a file in `bases/` to begin with.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sfumato.errors import InvalidArgument
+from sfumato.experiments.reading import check_keys, merged, suggestion
+from sfumato.experiments.settings import OPTIONS, Data, Model, Settings, Training, WarmUp, read_settings
+
+SPECS = Path(__file__).parent / "specs"
+Scale = Literal["paper", "smoke"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+NEEDS = {"synthesis": "needs images generated from the public ones, which is not there yet"}
+CANDIDATES = ("last", "ema", "mean", "vote", "logits")
+CHOSEN = "chosen"  # that of the candidates which is the best on public rows that were held out
+_SECTIONS: dict[str, type[Any]] = {"data": Data, "model": Model, "warm_up": WarmUp, "training": Training}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number of a table. `settings` has one entry per scale."""
+
+    row: str
+    column: str
+    paper: float | None = None  # null where the paper has no such cell
+    needs: str | None = None  # what is missing to run it
+    report: str = CHOSEN  # which average of the iterates is compared with the paper's number
+    settings: Mapping[Scale, Settings] = field(repr=False)
+
+    @property
+    def slug(self) -> str:
+        """For names of files."""
+        return re.sub(r"[^a-z0-9.]+", "-", f"{self.row} {self.column}".lower()).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One table."""
+
+    name: str
+    title: str
+    paper: str  # its number
+    where: str  # in the paper
+    note: str = ""  # what a reader should know, above all where we had to choose
+    cells: tuple[Cell, ...] = field(repr=False)
+
+    @property
+    def runnable(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.needs is None]
+
+    def select(self, rows: list[str], columns: list[str]) -> list[Cell]:
+        """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
+        found = [c for c in self.cells if _named(c.row, rows, {d.row for d in self.cells})]
+        found = [c for c in found if _named(c.column, columns, {d.column for d in self.cells})]
+        if not found:
+            known = "; ".join(f"{c.row} | {c.column}" for c in self.cells)
+            raise InvalidArgument(f"--row={rows} --column={columns} name no cell of {self.name}, which has {known}.")
+        return found
+
+
+def _named(name: str, wanted: list[str], known: set[str]) -> bool:
+    exactly = {n.casefold() for n in known} & {w.casefold() for w in wanted}
+    if exactly:
+        return name.casefold() in exactly
+    return not wanted or any(w.casefold() in name.casefold() for w in wanted)
+
+
+def spec_names() -> list[str]:
+    """In the order of the papers: table 9 comes before table 15."""
+    names = [path.stem for path in SPECS.glob("*.toml")]
+    return sorted(names, key=lambda name: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in _parts(name)])
+
+
+def _parts(name: str) -> list[str]:
+    return re.findall(r"\d+|\D+", name)
+
+
+@cache
+def find_spec(name: str) -> Spec:
+    """The spec of that name.
+
+    >>> find_spec("000-table1").cells[0].paper
+    64.9
+    """
+    if name not in spec_names():
+        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, spec_names())}.")
+    return load_spec(SPECS / f"{name}.toml")
+
+
+def load_spec(path: Path) -> Spec:
+    """Read and check a file; InvalidArgument names the file, the table and the key."""
+    raw = _toml(path)
+    base = raw.pop("base", None)
+    begun = {} if base is None else _toml(path.parent / "bases" / f"{base}.toml")
+    shared = merged(begun, {k: v for k, v in raw.items() if k in (*_SECTIONS, "smoke")})
+    smoke = shared.pop("smoke", {})
+    where = f"{path.name}:"
+    for name, tables in (("", shared), ("smoke.", smoke)):
+        for section, table in tables.items():
+            if section not in _SECTIONS:
+                raise InvalidArgument(f"{where} has no table [{name}{section}]{suggestion(section, _SECTIONS)}.")
+            check_keys(_SECTIONS[section], table, f"{where} [{name}{section}]")
+    known = ("title", "paper", "where", "note", "report", "base", *_SECTIONS, "smoke", "cell")
+    for key in raw:
+        if key not in known:
+            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}.")
+    texts = {name: _text(raw, name, where, required=name != "note") for name in ("title", "paper", "where", "note")}
+    parts = raw.get("cell")
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise InvalidArgument(f"{where} has no [[cell]]: add one per number of the table.")
+    cells = [_cell(part, shared, smoke, raw.get("report", CHOSEN), where) for part in parts]
+    slugs = [cell.slug for cell in cells]  # under which their runs are filed
+    for cell in cells:
+        if slugs.count(cell.slug) > 1:
+            raise InvalidArgument(f"{where} has two cells {cell.row!r} | {cell.column!r}: name them differently.")
+    return Spec(name=path.stem, cells=tuple(cells), **texts)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InvalidArgument(f"{str(path)!r} cannot be read: give the path of a TOML file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{str(path)!r} is not valid TOML: {error}.") from None
+
+
+def _text(raw: Mapping[str, Any], name: str, where: str, *, required: bool = True) -> str:
+    found = raw.get(name, "")
+    if not isinstance(found, str) or (required and not found):
+        raise InvalidArgument(f"{where} {name}={found!r} must be a string that says something.")
+    return found.strip()
+
+
+def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str, Any], report: str, where: str) -> Cell:
+    row, column = (_text(raw, name, f"{where} [[cell]]") for name in ("row", "column"))
+    here = f"{where} cell {row!r} | {column!r}"
+    own = {"row", "column", "paper", "needs", "report"}
+    tables = {name: raw[name] for name in ("data", "model", "warm_up") if name in raw}
+    small = raw.get("smoke", {})
+    training = {key: value for key, value in raw.items() if key not in own and key not in (*tables, "smoke")}
+    paper, needs, report = raw.get("paper"), raw.get("needs"), raw.get("report", report)
+    if paper is not None and not (isinstance(paper, int | float) and 0 <= paper <= 100):
+        raise InvalidArgument(f"{here} has paper={paper!r}: it must be a percentage, or left out.")
+    if needs is not None and needs not in NEEDS:
+        raise InvalidArgument(f"{here} has needs={needs!r}{suggestion(str(needs), NEEDS)}.")
+    if report not in (CHOSEN, *CANDIDATES):
+        raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), (CHOSEN, *CANDIDATES))}.")
+    unknown = sorted(set(training) - {f.name for f in fields(Training)})
+    if unknown:
+        names = (*own, *_SECTIONS, "smoke", *(f.name for f in fields(Training)))
+        raise InvalidArgument(f"{here} has no key {unknown[0]!r}{suggestion(unknown[0], names)}.")
+    check_keys(Training, training, here)
+    check_keys(Training, small, f"{here}, smoke")
+    for name, table in tables.items():
+        check_keys(_SECTIONS[name], table, f"{here}, {name}")
+    full = merged(shared, tables, {"training": training})
+    made = read_settings(full, here)
+    settings: dict[Scale, Settings] = {
+        "paper": made,
+        "smoke": read_settings(merged(full, smoke, {"training": small}), f"{here}, at smoke scale"),
+    }
+    for method, options in OPTIONS.items():
+        if options in training and method not in made.training.method:
+            raise InvalidArgument(f"{here} gives {options}, but its method is {list(made.training.method)}: drop it.")
+    if report == CHOSEN and not made.data.hold_out:
+        raise InvalidArgument(f"{here} chooses on public rows, but hold_out is 0: hold some out, or give report.")
+    return Cell(
+        row=row,
+        column=column,
+        paper=None if paper is None else float(paper),
+        needs=needs,
+        report=report,
+        settings=settings,
+    )

@@ -1,0 +1,93 @@
+"""A table with the paper's numbers and ours beside them, as data, for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.experiments.records import COMMITTED, Record, all_records, records_of, reported
+from sfumato.experiments.spec import NEEDS, Cell, Scale, Spec, find_spec, spec_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One cell as measured."""
+
+    row: str
+    column: str
+    paper: float | None
+    ours: float | None  # the mean over the seeds
+    stderr: float | None  # of that mean; None below two seeds
+    seeds: int
+    state: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("row", "column", "paper", "ours", "stderr", "seeds")}
+
+    def text(self) -> str:
+        if self.ours is None:
+            return self.state
+        spread = "" if self.stderr is None else f" ± {self.stderr:.2f}"
+        return f"{self.ours:.2f}{spread} ({self.seeds})"
+
+
+def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
+    """All cells of a table, from the records in a folder."""
+    records = list(all_records(folder, scale).values())
+    return [entry(cell, records_of(cell, records, scale)) for cell in spec.cells]
+
+
+def entry(cell: Cell, records: Iterable[Record]) -> Entry:
+    values = [reported(record, cell) for record in records]
+    state = "measured" if values else f"needs {cell.needs}" if cell.needs is not None else "not run"
+    return Entry(
+        row=cell.row,
+        column=cell.column,
+        paper=cell.paper,
+        ours=round(statistics.fmean(values), 4) if values else None,
+        stderr=round(statistics.stdev(values) / math.sqrt(len(values)), 4) if len(values) > 1 else None,
+        seeds=len(values),
+        state=state,
+    )
+
+
+def overview(scale: Scale, folder: Path = COMMITTED) -> list[dict[str, Any]]:
+    """All specs, and how far each is measured."""
+    return [_summary(find_spec(name), entries(find_spec(name), scale, folder)) for name in spec_names()]
+
+
+def _summary(spec: Spec, found: list[Entry]) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "paper": spec.paper,
+        "where": spec.where,
+        "cells": len(found),
+        "runnable": len(spec.runnable),
+        "measured": sum(e.ours is not None for e in found),
+        "needs": {need: sum(cell.needs == need for cell in spec.cells) for need in NEEDS},
+    }
+
+
+def grid(found: list[Entry]) -> tuple[list[str], list[tuple[str, list[Entry | None]]]]:
+    """The names of the columns, and each row with its entries; None where the table has no such cell."""
+    columns = list(dict.fromkeys(e.column for e in found))
+    rows = list(dict.fromkeys(e.row for e in found))
+    by_name = {(e.row, e.column): e for e in found}
+    return columns, [(row, [by_name.get((row, column)) for column in columns]) for row in rows]
+
+
+def markdown(spec: Spec, scale: Scale = "paper", folder: Path = COMMITTED) -> str:
+    """The table for a page: per column of the paper one with its number and one with ours."""
+    columns, rows = grid(entries(spec, scale, folder))
+    names = [name for column in columns for name in (f"{column}: paper", "ours")]
+    lines = [f"| | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    for row, found in rows:
+        texts = [("", "") if e is None else ("–" if e.paper is None else f"{e.paper:g}", e.text()) for e in found]
+        cells = [text for pair in texts for text in pair]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""`sfumato reproduce`: the list, the tables and a cell that is run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sfumato.experiments.spec import spec_names
+
+Sfumato = Callable[..., Any]
+
+
+def test_the_list_and_the_tables_need_no_torch() -> None:
+    code = (
+        "import sys; from sfumato.cli.main import main; "
+        "assert main(['reproduce']) == 0 and main(['reproduce', '000-table1', '--show', '--json']) == 0; "
+        "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in spec_names())
+
+
+def test_the_list_as_json(sfumato: Sfumato) -> None:
+    listed = {one["name"]: one for one in json.loads(sfumato("reproduce", "--json").out)}
+    assert list(listed) == spec_names()
+    assert listed["000-table9"]["cells"] == 32
+    assert listed["000-table9"]["runnable"] == 4
+    assert listed["002-table9"]["needs"] == {"synthesis": 12}
+
+
+def test_a_table_is_shown_beside_the_paper(sfumato: Sfumato, tmp_path: Path) -> None:
+    shown = json.loads(sfumato("reproduce", "000-table1", "--show", "--json", "--out", tmp_path).out)
+    assert [set(cell) for cell in shown] == [{"row", "column", "paper", "ours", "stderr", "seeds"}] * 6
+    assert [cell["paper"] for cell in shown] == [64.9, 68.1, 72.0, 73.7, 74.8, 75.1]
+    assert {(cell["ours"], cell["stderr"], cell["seeds"]) for cell in shown} == {(None, None, 0)}
+    text = sfumato("reproduce", "000-table1", "--show", "--out", tmp_path)
+    assert text.status == 0
+    assert "64.9" in text.out
+    assert "needs synthesis" in text.out
+
+
+def test_a_cell_is_run_and_shown(sfumato: Sfumato, tmp_path: Path) -> None:
+    chosen = ("--row", "DP-SGD warm", "--column", "sigma 1.51")
+    run = ("reproduce", "003-table1", "--scale", "smoke", *chosen, "--out", tmp_path, "--device", "cpu")
+    first = sfumato(*run)
+    assert first.status == 0, first.err
+    assert "DP-SGD warm | sigma 1.51 | seed 0" in first.out
+    assert "handwritten digits" in first.out
+    second = json.loads(sfumato(*run, "--seeds", 2, "--json").out)
+    assert [(c["seed"], c["ran"]) for c in second["cells"]] == [(0, False), (1, True)]
+    (cell,) = [c for c in second["table"] if c["ours"] is not None]
+    assert (cell["row"], cell["column"], cell["seeds"]) == ("DP-SGD warm", "sigma 1.51", 2)
+    assert cell["stderr"] is not None
+    assert cell["ours"] > 40
+    records = sorted((tmp_path / "003-table1" / "smoke").iterdir())
+    assert [r.name for r in records] == [f"dp-sgd-warm-sigma-1.51-seed{k}.json" for k in (0, 1)]
+    shown = json.loads(
+        sfumato("reproduce", "003-table1", "--show", "--scale", "smoke", "--out", tmp_path, "--json").out
+    )
+    assert shown == second["table"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["000-tabel1", "--show"], "did you mean '000-table1'"),
+        (["000-table1"], "--scale is missing"),
+        (["--show"], "need the name"),
+        (["000-table1", "--scale", "smoke", "--row", "lukewarm"], "no cell"),
+        (["002-table9", "--scale", "smoke"], "generated from the public ones"),
+        (["000-table1", "--scale", "medium"], "smoke"),
+    ],
+)
+def test_wrong_commands_are_one_sentence(sfumato: Sfumato, arguments: list[str], said: str) -> None:
+    result = sfumato("reproduce", *arguments)
+    assert result.status == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_missing_data_and_devices_are_told(sfumato: Sfumato, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SFUMATO_DATA", raising=False)
+    result = sfumato("reproduce", "000-table1", "--scale", "paper", "--out", tmp_path, "--device", "cpu")
+    assert result.status == 2
+    assert "SFUMATO_DATA" in result.err
+    if not torch.cuda.is_available():
+        result = sfumato("reproduce", "000-table1", "--scale", "smoke", "--out", tmp_path, "--device", "cuda")
+        assert result.status == 2
+        assert "--device cpu" in result.err

@@ -1,0 +1,294 @@
+"""Running a cell, going on after an interruption, and what a table is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sfumato import Ledger
+from sfumato.data.samplers import Poisson
+from sfumato.ensembles import Iterates
+from sfumato.errors import InvalidArgument
+from sfumato.experiments import page, runner
+from sfumato.experiments.build import make_method, make_model
+from sfumato.experiments.data import load_rows
+from sfumato.experiments.records import read_record, write_record
+from sfumato.experiments.runner import Job, jobs, run_job
+from sfumato.experiments.scores import all_scores, choice
+from sfumato.experiments.spec import Cell, Spec, load_spec
+from sfumato.experiments.table import entries, entry, markdown
+from sfumato.objective import Objective, cross_entropy
+from sfumato.privacy import accounting
+from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
+from sfumato.run import Run
+from tests.experiments.conftest import SMALL, write_spec
+
+CPU = torch.device("cpu")
+
+
+def job_of(spec: Spec, row: str, out: Path, seed: int = 0) -> Job:
+    cell = next(c for c in spec.cells if c.row == row)
+    return Job(spec=spec, cell=cell, seed=seed, scale="smoke", out=out)
+
+
+def accuracy(job: Job, weights: dict[str, torch.Tensor]) -> float:
+    """Percent on the test rows, in plain torch."""
+    rows = load_rows(job.settings.data, CPU)
+    module = make_model(job.settings.model, rows.shape, seed=99)
+    module.load_state_dict(weights)
+    images, labels = rows.test
+    with torch.no_grad():
+        return 100 * float((module(images).argmax(1) == labels).double().mean())
+
+
+def test_a_cell_leaves_a_whole_record(spec: Spec, tmp_path: Path) -> None:
+    job = job_of(spec, "warm", tmp_path / "out")
+    record = run_job(job, device=CPU)
+    assert record == json.loads(job.path.read_text())
+    assert job.path == tmp_path / "out" / "small" / "smoke" / "warm-accuracy-seed0.json"
+    assert (record["spec"], record["cell"], record["seed"], record["scale"]) == (
+        "small",
+        {"row": "warm", "column": "accuracy"},
+        0,
+        "smoke",
+    )
+    assert set(record["metrics"]) == {"last", "ema", "mean", "vote", "logits"}
+    assert all(set(parts) == {"test", "hold_out"} for parts in record["metrics"].values())
+    assert record["metrics"][record["chosen"]]["hold_out"] == max(m["hold_out"] for m in record["metrics"].values())
+    for name, file in (("last", "weights"), ("ema", "ema")):
+        kept = load_file(job.work / "run" / f"{file}.safetensors")
+        assert record["metrics"][name]["test"] == pytest.approx(accuracy(job, kept), abs=1e-3)
+    (warm,) = (tmp_path / "out" / "warm-ups").iterdir()
+    assert record["warm_up"]["test"] == pytest.approx(accuracy(job, load_file(warm)), abs=1e-3)
+    assert record["warm_up"]["test"] > 40
+    assert record["run"]["sampler"]["batch_size"] == 120
+    assert 1.99 < record["statement"]["epsilon"] <= 2.0
+    assert record["config"] == job.settings.to_json()
+    assert record["machine"]["torch"] == torch.__version__
+    assert "everybody has" in record["note"]
+    assert [path.name for path in job.work.glob("checkpoint*")] == []
+
+
+def test_what_was_run_is_not_run_again_unless_wanted(spec: Spec, tmp_path: Path) -> None:
+    job = job_of(spec, "warm", tmp_path)
+    run_job(job, device=CPU)
+    (warm,) = (tmp_path / "warm-ups").iterdir()
+    before, made = job.path.read_bytes(), warm.stat().st_mtime_ns
+    run_job(job, device=CPU)
+    assert job.path.read_bytes() == before
+    run_job(job, device=CPU, again=True)
+    assert job.path.read_bytes() != before
+    assert warm.stat().st_mtime_ns == made  # public weights do not change by training anew
+
+    other = replace(job, spec=replace(spec, name="other"))  # a cell of another table with the same settings
+    run_job(other, device=CPU)
+    assert not other.path.exists()
+    assert other.finished() == job.path
+    assert job_of(spec, "warm", tmp_path, seed=1).finished() is None
+
+    job.path.unlink()
+    with pytest.raises(InvalidArgument, match="--again"):
+        run_job(job, device=CPU)
+
+
+def test_one_warm_up_serves_all_warm_cells(spec: Spec, tmp_path: Path) -> None:
+    records = [run_job(job_of(spec, row, tmp_path), device=CPU) for row in ("warm", "extended")]
+    assert len(list((tmp_path / "warm-ups").iterdir())) == 1
+    assert records[0]["warm_up"] == records[1]["warm_up"]
+    private = 120 * 600 / (600 + 70)  # public rows take the place of the others, and 30 are held out
+    assert records[1]["run"]["sampler"]["batch_size"] == round(private)
+    run_job(job_of(spec, "warm", tmp_path, seed=1), device=CPU)
+    assert len(list((tmp_path / "warm-ups").iterdir())) == 2
+
+
+def test_given_noise_is_charged_for_what_is_asked(spec: Spec, tmp_path: Path) -> None:
+    job = job_of(spec, "mirror", tmp_path)
+    record = run_job(job, device=CPU)
+    assert record["steps_taken"] == 6
+    assert record["run"]["noise_multiplier"] == 2.5
+    asked = Mechanism(  # two of the six steps have no private part
+        question="GradientMean", noise=Gaussian(2.5), sampler=Poisson(size=600, batch_size=120), times=4
+    )
+    cost = accounting.epsilon([asked], delta=1e-4, adjacency=Adjacency.ADD_REMOVE)
+    assert record["statement"]["epsilon"] == pytest.approx(cost.epsilon)
+    with Ledger(job.work / "ledger.db") as ledger:
+        (name,) = ledger.account_names()
+        assert [line.answers for line in ledger.account(name).statement().asked] == [4]
+
+
+def test_an_interrupted_cell_goes_on(spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(spec, "cold", tmp_path)
+    calls = Counter[str]()
+
+    def ctrl_c(at: int) -> Callable[..., Any]:
+        def made(*arguments: Any) -> Any:
+            method: Any = make_method(*arguments)
+
+            def step(*inner: Any, **handed: Any) -> Any:
+                calls["steps"] += 1
+                if calls["steps"] == at:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return method(*inner, **handed)
+
+            return step
+
+        return made
+
+    monkeypatch.setattr(runner, "make_method", ctrl_c(4))
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, device=CPU)
+    assert not job.path.exists()
+    assert (job.work / "checkpoint.pt").exists()
+    # The same training from another table: it is known by its settings.
+    record = run_job(replace(job, spec=replace(spec, name="other")), device=CPU)
+    assert calls["steps"] == 6  # 4 before, 2 after
+    assert (record["steps_taken"], record["steps_lost"], record["steps_short"]) == (6, 0, 0)
+    assert len(record["metrics"]) == 5
+    with Ledger(job.work / "ledger.db") as ledger:
+        (name,) = ledger.account_names()
+        statement = ledger.account(name).statement()
+    assert [line.answers for line in statement.asked] == [6]
+    assert statement.epsilon <= 2.0
+
+
+def test_a_record_of_other_settings_is_not_taken_for_this_one(spec: Spec, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cell = next(c for c in spec.cells if c.row == "cold")
+    run_job(job_of(spec, "cold", out), device=CPU)
+    changed = load_spec(write_spec(tmp_path, SMALL.replace("learning_rate = 0.5", "learning_rate = 0.25")))
+    new = job_of(changed, "cold", out)
+    assert next(e.state for e in entries(changed, "smoke", out)) == "not run"
+    assert next(e.state for e in entries(spec, "smoke", out)) == "measured"
+    with pytest.raises(InvalidArgument, match="other settings"):
+        jobs(changed, [new.cell], "smoke", [0], out, again=False)
+    before = new.path.read_bytes()
+    (again,) = jobs(changed, [new.cell], "smoke", [0], out, again=True)
+    run_job(again, device=CPU, again=True)
+    assert new.path.read_bytes() != before
+    assert next(e.state for e in entries(changed, "smoke", out)) == "measured"
+    assert next(e.state for e in entries(spec, "smoke", out)) == "not run"
+    assert cell.settings["smoke"] != new.settings
+
+
+def test_what_cannot_be_run_says_why(spec: Spec, tmp_path: Path) -> None:
+    later = [c for c in spec.cells if c.needs]
+    with pytest.raises(InvalidArgument, match="generated from the public ones"):
+        jobs(spec, later, "smoke", [0], tmp_path, again=False)
+    assert len(jobs(spec, spec.cells, "smoke", [0, 1], tmp_path, again=False)) == 2 * (len(spec.cells) - 1)
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+def test_votes_are_those_of_the_iterates(spec: Spec) -> None:
+    settings = spec.cells[0].settings["smoke"]
+    rows = load_rows(settings.data, CPU)
+    module = make_model(settings.model, rows.shape, seed=0)
+    objective = Objective(module, cross_entropy)
+    iterates = Iterates(last=5, total=5)
+    models = [make_model(settings.model, rows.shape, seed=step) for step in range(1, 6)]
+    for step, model in enumerate(models, start=1):
+        iterates.keep(dict(model.named_parameters()), step)
+    run = Run(weights=module.state_dict(), config={}, iterates=iterates)
+    scores = all_scores(objective, run, rows)
+    assert set(scores) == {"last", "mean", "vote", "logits"}  # no moving average was kept
+
+    images, labels = rows.test
+    with torch.no_grad():
+        each = [model(images).double() for model in models]
+    total = sum(each)
+    right = 0
+    for row, label in enumerate(labels.tolist()):
+        votes = Counter(int(outputs[row].argmax()) for outputs in each)
+        best = max(votes, key=lambda guess: (votes[guess], float(total[row, guess])))  # type: ignore[index]
+        right += best == label
+    assert scores["vote"]["test"] == pytest.approx(100 * right / len(labels))
+    hits = (total.argmax(1) == labels).double()  # type: ignore[union-attr]
+    assert scores["logits"]["test"] == pytest.approx(100 * float(hits.mean()))
+
+
+def test_the_choice_looks_at_the_rows_held_out_only() -> None:
+    scores = {
+        "last": {"test": 90.0, "hold_out": 70.0},
+        "ema": {"test": 60.0, "hold_out": 80.0},
+        "vote": {"test": 99.0, "hold_out": 80.0},
+    }
+    assert choice(scores) == "ema"  # of equals the first
+    assert choice({"last": {"test": 90.0}}) is None
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def made_up(cell: Cell, seed: int, value: float, **changes: Any) -> dict[str, Any]:
+    metrics = {"ema": {"test": value, "hold_out": 1.0}, "last": {"test": value - 10, "hold_out": 0.0}}
+    config = cell.settings["paper"].to_json()
+    return {"seed": seed, "scale": "paper", "chosen": "ema", "metrics": metrics, "config": config, **changes}
+
+
+def test_a_table_has_mean_and_standard_error(spec: Spec, tmp_path: Path) -> None:
+    cold, warm, later = (next(c for c in spec.cells if c.row == row) for row in ("cold", "warm", "later"))
+    for seed, value in enumerate((70.0, 72.0, 75.0)):
+        write_record(tmp_path / "small" / "paper" / f"a-seed{seed}.json", made_up(cold, seed, value))
+    write_record(tmp_path / "another" / "paper" / "b-seed3.json", made_up(warm, 3, 80.0))
+    found = {e.row: e for e in entries(spec, "paper", tmp_path)}
+    mean = (70 + 72 + 75) / 3
+    spread = math.sqrt(((70 - mean) ** 2 + (72 - mean) ** 2 + (75 - mean) ** 2) / 2)
+    expected = {"row": "cold", "column": "accuracy", "paper": 60.0, "seeds": 3}
+    assert found["cold"].to_json() == expected | {
+        "ours": pytest.approx(mean, abs=1e-4),
+        "stderr": pytest.approx(spread / math.sqrt(3), abs=1e-4),
+    }
+    assert (found["warm"].ours, found["warm"].stderr, found["warm"].seeds) == (80.0, None, 1)
+    # "later" has the settings of "warm", but would have been trained on other rows.
+    assert later.settings["paper"] == warm.settings["paper"]
+    assert (found["later"].ours, found["later"].state) == (None, "needs synthesis")
+    assert (found["mirror"].ours, found["mirror"].seeds, found["mirror"].state) == (None, 0, "not run")
+    assert all(e.ours is None for e in entries(spec, "smoke", tmp_path))
+    assert entry(replace(cold, report="last"), [made_up(cold, 0, 70.0)]).ours == 60.0
+    with pytest.raises(InvalidArgument, match="no 'vote'"):
+        entry(replace(cold, report="vote"), [made_up(cold, 0, 70.0)])
+
+    lines = markdown(spec, folder=tmp_path).splitlines()
+    assert lines[0] == "| | accuracy: paper | ours |"
+    assert lines[2] == "| cold | 60 | 72.33 ± 1.45 (3) |"
+    assert lines[4] == "| extended | – | not run |"
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_a_broken_record_is_not_passed_over(spec: Spec, tmp_path: Path) -> None:
+    path = tmp_path / "small" / "paper" / "a-seed0.json"
+    write_record(path, {**made_up(spec.cells[0], 0, 70.0), "history": [math.nan]})
+    assert read_record(path)["history"] == [None]
+    path.write_text("{")
+    with pytest.raises(InvalidArgument, match="no record"):
+        entries(spec, "paper", tmp_path)
+    write_record(path, made_up(spec.cells[0], 0, 70.0, config={"other": 1}))
+    assert entries(spec, "paper", tmp_path)[0].ours is None
+
+
+def test_pages_change_between_their_markers_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert page.main([str(tmp_path), "--check"]) == 1
+    assert not list(tmp_path.iterdir())
+    assert page.main([str(tmp_path)]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000.md", "002.md", "003.md"]
+    text = (tmp_path / "003.md").read_text()
+    assert "| PDA-DPMD | 67.03 |" in text
+    assert "003-table1" in text
+    (tmp_path / "003.md").write_text("1. By hand.\n\n" + text.replace("67.03", "99.99") + "\n2. By hand, too.\n")
+    assert page.main([str(tmp_path), "--check"]) == 1
+    assert page.main([str(tmp_path)]) == 0
+    assert (tmp_path / "003.md").read_text() == "1. By hand.\n\n" + text + "\n2. By hand, too.\n"
+    assert page.main([str(tmp_path), "--check"]) == 0
+    capsys.readouterr()
