@@ -21,7 +21,7 @@ $(VENV)/.bench: $(VENV)/.test
 	$(INSTALL) -e ".[test,models,bench]"
 	@touch $@
 
-demo: $(VENV)/.core  ## train on embedded digits, cold and warm, at epsilon 2
+demo: $(VENV)/.core  ## train on embedded digits at epsilon 2: DP-SGD cold and warm, mirror descent, DOPE-SGD
 	$(BIN)/sfumato demo
 
 test: lint types check  ## everything CI runs

@@ -87,5 +87,9 @@ def edit(config: Path, old: str, new: str) -> None:
     config.write_text(text.replace(old, new))
 
 
+def add(config: Path, section: str) -> None:
+    config.write_text(f"{config.read_text()}\n{section}\n")
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

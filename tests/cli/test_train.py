@@ -16,8 +16,8 @@ import pytest
 
 from sfumato import Ledger, Run
 from sfumato.algorithms.dp_sgd import dp_sgd
-from sfumato.cli import job
-from tests.cli.conftest import edit, files, write_csv
+from sfumato.cli import method
+from tests.cli.conftest import add, edit, files, write_csv
 
 Sfumato = Callable[..., Any]
 
@@ -82,7 +82,7 @@ def test_an_interrupted_training_goes_on(sfumato: Sfumato, config: Path, monkeyp
             raise KeyboardInterrupt
         return dp_sgd(*args, **kwargs)
 
-    monkeypatch.setitem(job._METHODS, "dp-sgd", interrupted)
+    monkeypatch.setattr(method, "dp_sgd", interrupted)
     result = sfumato("train", config)
     assert result.status == 130
     assert result.err.count("\n") == 1
@@ -151,8 +151,9 @@ def test_a_warm_start_from_npz_with_users_and_the_other_options(sfumato: Sfumato
     edit(
         config,
         "batch_size = 100\nlearning_rate = 4.0\nmomentum = 0.5",
-        'batch_size = 60\noptimizer = "adamw"\nlearning_rate = 0.01\npretrain_steps = 60\nreserve = 3',
+        'batch_size = 60\noptimizer = "adamw"\nlearning_rate = 0.01\nreserve = 3',
     )
+    add(config, '[warmup]\nsteps = 60\noptimizer = "adamw"\nlearning_rate = 0.02')
     found = trained(sfumato, config)
     assert found["metrics"]["test_accuracy"] > 0.8
     assert Run.load(folder / "runs/a").statement["unit"] == "user"
@@ -248,6 +249,25 @@ def test_images_squared_error_and_your_own_module(sfumato: Sfumato, config: Path
         ('kind = "linear"', 'kind = "no_such_module:net"', "no_such_module"),
         ('kind = "linear"', 'kind = "torch.nn:ReLU"', "kind='torch.nn:ReLU'"),
         ('kind = "linear"', 'kind = "mlp"\nhidden = []', "hidden"),
+        ("momentum = 0.5", 'method = "dope-sdg"', "did you mean 'dope-sgd'"),
+        ("momentum = 0.5", "method = []", "method=[]"),
+        ("momentum = 0.5", 'method = ["dope-sgd", "dope-sgd"]', "twice"),
+        ("momentum = 0.5", 'method = ["dope-sgd", "shrunk-origin"]', "two origins"),
+        ("momentum = 0.5", 'method = "mirror-descent"', "decay_steps"),
+        ("momentum = 0.5", 'clip = "outo"', "clip='outo'"),
+        ("momentum = 0.5", "ema = 1", "ema=1"),
+        ("momentum = 0.5", "keep_last = -1", "keep_last=-1"),
+        ("momentum = 0.5", "views = 4", "views=4"),
+        ("momentum = 0.5", "crop = 2", "crop"),
+        ("batch_size = 100", "batch_size = 331\nextended = true", "batch_size=331"),
+        ("batch_size = 100", "batch_size = 5\nextended = true", "batch_size=5"),
+        ("batch_size = 100", 'batch_size = 300\nsampling = "full"\nextended = true', "batch_size=300"),
+        ("batch_size = 100", "extended = true", "batch_size is missing"),
+        ("[training]", "[warmup]\n[training]", "'steps'"),
+        ("[training]", "[warmup]\nsteps = 5\nadaptive = true\n[training]", "sam_radius"),
+        ("[training]", '[warmup]\nsteps = 5\nmomentum = 0.5\noptimizer = "adamw"\n[training]', "momentum"),
+        ("[training]", "[warmup]\nsteps = 5\nflip = true\n[training]", "[warmup] flip"),
+        ("[training]", "[warmup]\nsteps = 5\nlearning_rate = 1e30\n[training]", "diverge"),
         ('"private.csv"', '"gone.csv"', "gone.csv"),
         ('"test.csv"', '"test.txt"', "test.txt"),
         ('"ledger.db"', '"no/such/folder/ledger.db"', "ledger.db"),

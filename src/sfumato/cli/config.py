@@ -1,4 +1,4 @@
-"""The TOML file of `sfumato train`, as data. Every key is known; an unknown one is an error with a suggestion."""
+"""The TOML file of `sfumato train`, read and checked. Every key is known; an unknown one is an error with a hint."""
 
 from __future__ import annotations
 
@@ -7,73 +7,22 @@ import math
 import tomllib
 import types
 import typing
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from sfumato.cli.sections import (
+    METHODS,
+    USED_BY,
+    DataSection,
+    MethodSection,
+    ModelSection,
+    PrivacySection,
+    TrainingSection,
+    WarmupSection,
+)
 from sfumato.errors import InvalidArgument
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSection:
-    """Which rows are private, public and for testing, and what is declared about them."""
-
-    private: str
-    name: str  # under which the ledger knows the private data: the same data must keep the same name
-    size: int  # declared number of units; approximate under add-remove, exact under replace-one
-    label: str | None = None  # the column to predict (CSV)
-    public: str | None = None
-    test: str | None = None
-    unit: str | None = None  # "example" or "user"; by default "user" if `users` is given
-    users: str | None = None  # the column (CSV) or array (NPZ) with a user id per row
-    records_per_user: int = 64
-    range: list[float] | str | None = None  # [lowest, highest] of every feature, or "public": from the public rows
-    lower: float | list[float] | None = None
-    upper: float | list[float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSection:
-    """The model; the number of outputs is declared, never counted from private labels."""
-
-    kind: str  # "linear", "mlp", "cnn", or "module:function" called with (inputs, outputs, **options)
-    outputs: int
-    hidden: list[int] = field(default_factory=lambda: [64])  # mlp
-    shape: list[int] | None = None  # of one row, for instance [1, 28, 28]; the cnn needs it
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrivacySection:
-    """What this training may cost, and where it is written down."""
-
-    epsilon: float
-    delta: float
-    ledger: str  # a file, or a database URL
-    adjacency: str = "add-remove"
-    budget: float | None = None  # epsilon of everything ever asked of this dataset; by default this training's
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSection:
-    """How to train."""
-
-    out: str
-    steps: int
-    batch_size: int | None = None
-    sampling: str = "poisson"
-    method: str = "dp-sgd"
-    loss: str = "cross-entropy"
-    clip: float = 1.0
-    optimizer: str = "sgd"
-    learning_rate: float = 0.5
-    momentum: float = 0.0
-    reserve: int = 0  # further steps that are paid for, to do again what a crash loses
-    seed: int = 0  # of public randomness only: initial weights and public batches
-    pretrain_steps: int = 0  # plain steps on the public rows first, for a warm start
-    pretrain_learning_rate: float = 0.01
-    checkpoint_every: float = 30.0  # seconds
-    evaluate_every: int | None = None  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +34,8 @@ class Config:
     model: ModelSection
     privacy: PrivacySection
     training: TrainingSection
+    method: MethodSection
+    warmup: WarmupSection | None
 
     def file(self, name: str) -> Path:
         return self.path.parent / name
@@ -94,34 +45,56 @@ class Config:
         return self.file(self.training.out)
 
     @property
+    def checkpoint(self) -> Path:
+        return self.out / "checkpoint.pt"
+
+    @property
+    def iterates(self) -> Path:
+        """Where the last weights are kept, if any are."""
+        return self.out / "checkpoint.pt.iterates"
+
+    @property
     def ledger(self) -> str:
         ledger = self.privacy.ledger
         return ledger if "://" in ledger else str(self.file(ledger))
 
-    def to_json(self) -> dict[str, dict[str, Any]]:
-        return {name: asdict(getattr(self, name)) for name in _SECTIONS}
+    def to_json(self) -> dict[str, dict[str, Any] | None]:
+        sections = {name: getattr(self, name) for name in SECTIONS}
+        return {name: None if section is None else asdict(section) for name, section in sections.items()}
 
 
-_SECTIONS: dict[str, type[Any]] = {
+SECTIONS: dict[str, type[Any]] = {
     "data": DataSection,
     "model": ModelSection,
     "privacy": PrivacySection,
     "training": TrainingSection,
+    "method": MethodSection,
+    "warmup": WarmupSection,
 }
 
 _CHOICES = {
     "data.unit": ("example", "user"),
     "privacy.adjacency": ("add-remove", "replace-one"),
     "training.sampling": ("poisson", "fixed", "full"),
-    "training.method": ("dp-sgd",),
     "training.loss": ("cross-entropy", "squared-error"),
     "training.optimizer": ("sgd", "adamw"),
+    "warmup.optimizer": ("sgd", "adamw"),
 }
-_AT_LEAST_ONE = (
-    "data.size data.records_per_user model.outputs training.steps training.batch_size training.evaluate_every"
-)
-_POSITIVE = "privacy.epsilon privacy.budget training.clip training.learning_rate training.pretrain_learning_rate"
-_NOT_NEGATIVE = "training.reserve training.seed training.pretrain_steps training.checkpoint_every training.momentum"
+_AT_LEAST_ONE = """
+    data.size data.records_per_user model.outputs training.steps training.batch_size training.views
+    training.evaluate_every method.public_batch method.offset_batch warmup.steps warmup.batch_size
+"""
+_POSITIVE = """
+    privacy.epsilon privacy.budget training.clip training.learning_rate method.damping method.answer_clip method.radius
+    warmup.learning_rate
+"""
+_POSITIVE_OR_INFINITE = "method.decay_steps method.origin_clip"
+_NOT_NEGATIVE = """
+    training.reserve training.seed training.checkpoint_every training.crop training.cutout training.keep_last
+    warmup.weight_decay warmup.sam_radius warmup.crop warmup.cutout
+"""
+_SHARES_BELOW_ONE = "training.momentum method.origin_memory method.scale_memory warmup.momentum"
+_SHARES = "method.alpha_min"
 
 
 def load_config(path: Path) -> Config:
@@ -133,22 +106,34 @@ def load_config(path: Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"config={str(path)!r} is not valid TOML: {error}.") from None
     for name in raw:
-        if name not in _SECTIONS:
-            raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{_hint(name, _SECTIONS)}.")
-    sections = {name: _section(name, kind, raw.get(name)) for name, kind in _SECTIONS.items()}
+        if name not in SECTIONS:
+            raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{_hint(name, SECTIONS)}.")
+    raw.setdefault("method", {})
+    sections: dict[str, Any] = {
+        name: None if name == "warmup" and name not in raw else _section(name, kind, raw.get(name))
+        for name, kind in SECTIONS.items()
+    }
     config = Config(path=path, **sections)
     _check_values(config)
-    _check_combinations(config)
+    _check_data(config)
+    _check_method(config)
+    _check_training(config)
     return config
 
 
 def _section(name: str, kind: type[Any], raw: Any) -> Any:
-    if not isinstance(raw, dict):
+    if raw is None:
         raise InvalidArgument(f"[{name}] is missing from the config: add the section.")
+    if not isinstance(raw, dict):
+        raise InvalidArgument(f"{name}={raw!r} must be a section: write [{name}] on a line, and its keys below.")
     known = {f.name: f for f in fields(kind)}
     for key in raw:
         if key not in known:
-            raise InvalidArgument(f"[{name}] has no key {key!r}{_hint(key, known)}.")
+            elsewhere = [
+                f"[{other}]" for other, section in SECTIONS.items() if key in {f.name for f in fields(section)}
+            ]
+            hint = f": it belongs to {' or '.join(elsewhere)}" if elsewhere else _hint(key, known)
+            raise InvalidArgument(f"[{name}] has no key {key!r}{hint}.")
     hints = typing.get_type_hints(kind)
     for key, value in raw.items():
         if not _fits(value, hints[key]):
@@ -159,7 +144,7 @@ def _section(name: str, kind: type[Any], raw: Any) -> Any:
     return kind(**raw)
 
 
-def _hint(name: str, known: typing.Iterable[str]) -> str:
+def _hint(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f": did you mean {close[0]!r}?" if close else f": known are {', '.join(names)}"
@@ -177,7 +162,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, typing.get_origin(hint) or hint)
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a string", dict: "a table"}
+_WORDS = {int: "a whole number", float: "a number", str: "a string", dict: "a table", bool: "true or false"}
 
 
 def _describe(hint: Any) -> str:
@@ -191,34 +176,34 @@ def _describe(hint: Any) -> str:
 def _check_values(config: Config) -> None:
     def value(name: str) -> tuple[Any, str]:
         section, key = name.split(".")
-        found = getattr(getattr(config, section), key)
+        found = getattr(getattr(config, section), key, None)  # a section that may be left out has no values
         return found, f"[{section}] {key}={found!r}"
 
     for name, choices in _CHOICES.items():
         found, text = value(name)
         if found is not None and found not in choices:
             raise InvalidArgument(f"{text} must be one of {', '.join(map(repr, choices))}.")
-    for names, lowest, itself, remedy in (
-        (_AT_LEAST_ONE, 1, True, "at least 1"),
-        (_POSITIVE, 0, False, "a positive, finite number"),
-        (_NOT_NEGATIVE, 0, True, "a finite number of at least 0"),
-    ):
+    ranges: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+        (_AT_LEAST_ONE, lambda v: v >= 1, "at least 1"),
+        (_POSITIVE, lambda v: 0 < v < math.inf, "a positive, finite number"),
+        (_POSITIVE_OR_INFINITE, lambda v: v > 0, "a positive number, or inf"),
+        (_NOT_NEGATIVE, lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
+        (_SHARES_BELOW_ONE, lambda v: 0 <= v < 1, "at least 0 and below 1"),
+        (_SHARES, lambda v: 0 <= v <= 1, "between 0 and 1"),
+    )
+    for names, right, remedy in ranges:
         for name in names.split():
             found, text = value(name)
-            if found is None:
-                continue
-            if not math.isfinite(found) or found < lowest or (found == lowest and not itself):
+            if isinstance(found, int | float) and not right(found):
                 raise InvalidArgument(f"{text} must be {remedy}.")
     if not config.model.hidden or min(config.model.hidden) < 1:
         raise InvalidArgument(f"[model] hidden={config.model.hidden} must list layer widths of at least 1.")
     if config.model.shape is not None and (not config.model.shape or min(config.model.shape) < 1):
         raise InvalidArgument(f"[model] shape={config.model.shape} must list sizes of at least 1.")
-    if not config.training.momentum < 1:
-        raise InvalidArgument(f"[training] momentum={config.training.momentum} must be below 1.")
 
 
-def _check_combinations(config: Config) -> None:
-    data, privacy, training = config.data, config.privacy, config.training
+def _check_data(config: Config) -> None:
+    data, privacy = config.data, config.privacy
     if not 0 < privacy.delta < 1 / data.size:
         raise InvalidArgument(
             f"[privacy] delta={privacy.delta} must lie between 0 and 1/size={1 / data.size:.3g}: a larger delta "
@@ -243,9 +228,61 @@ def _check_combinations(config: Config) -> None:
             raise InvalidArgument(f"[data] range={data.range!r} must be [lowest, highest] or 'public'.")
         if data.range == "public" and data.public is None:
             raise InvalidArgument("[data] range='public' needs public rows: give public, or declare [lowest, highest].")
-    if training.pretrain_steps and data.public is None:
-        raise InvalidArgument(f"[training] pretrain_steps={training.pretrain_steps} needs [data] public: give it.")
+
+
+def _check_method(config: Config) -> None:
+    training, given = config.training, config.training.method
+    for name in [given] if isinstance(given, str) else given:
+        if name not in METHODS:
+            raise InvalidArgument(f"[training] method={name!r} is not known{_hint(name, METHODS)}.")
+    methods = training.methods
+    if isinstance(given, list) and len(set(given)) < max(1, len(given)):
+        raise InvalidArgument(f"[training] method={given} must name at least one method, and none of them twice.")
+    if {"dope-sgd", "shrunk-origin"} <= set(methods):
+        raise InvalidArgument(
+            f"[training] method={given} has two origins: keep dope-sgd or shrunk-origin, which is dope-sgd for public "
+            "rows of unknown worth."
+        )
+    for key, users in USED_BY.items():
+        value = getattr(config.method, key)
+        if value is not None and not set(users) & set(methods):
+            raise InvalidArgument(
+                f"[method] {key}={value} is not used by method={given!r}: it is of {' and '.join(users)}, so leave it "
+                "out."
+            )
+    if "mirror-descent" in methods and config.method.decay_steps is None:
+        raise InvalidArgument(
+            "[method] decay_steps is missing: mirror-descent needs it, the number of steps in which the weight of the "
+            "private gradient falls from 1 to alpha_min."
+        )
+    if isinstance(training.clip, str) and training.clip not in ("auto", "public"):
+        raise InvalidArgument(f"[training] clip={training.clip!r} must be a number, 'auto' or 'public'.")
+    for what, wanted in (
+        (f"method={given!r}", methods != ("dp-sgd",)),
+        ("extended=true", training.extended),
+        ("clip='public'", training.clip == "public"),
+    ):
+        if wanted and config.data.public is None:
+            raise InvalidArgument(f"[training] {what} needs public rows: give [data] public.")
+
+
+def _check_training(config: Config) -> None:
+    training, warmup = config.training, config.warmup
     if training.optimizer == "adamw" and training.momentum:
         raise InvalidArgument("[training] momentum has no meaning for optimizer='adamw': leave it out.")
     if training.loss == "cross-entropy" and config.model.outputs < 2:
         raise InvalidArgument(f"[model] outputs={config.model.outputs} must be at least 2 classes for cross-entropy.")
+    alike = not (training.crop or training.flip or training.cutout) and "weight-multiplicity" not in training.methods
+    if training.views not in (None, 1) and alike:
+        raise InvalidArgument(
+            f"[training] views={training.views} would all be alike: give crop, flip or cutout for images, or method "
+            "weight-multiplicity."
+        )
+    if warmup is None:
+        return
+    if config.data.public is None:
+        raise InvalidArgument("[warmup] needs public rows: give [data] public, or leave the section out.")
+    if warmup.optimizer == "adamw" and warmup.momentum is not None:
+        raise InvalidArgument("[warmup] momentum has no meaning for optimizer='adamw': leave it out.")
+    if warmup.adaptive and not warmup.sam_radius:
+        raise InvalidArgument("[warmup] adaptive=true needs sam_radius: give it, 0.5 for instance, or leave both out.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.dp_sgd import as_clip
+from sfumato.algorithms.extended import shares
+from sfumato.algorithms.method import algorithm
 from sfumato.cli.account import make_sampler
 from sfumato.cli.config import Config
+from sfumato.cli.method import AUTO, Layer, augmentation, check_images, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
-from sfumato.cli.pretrain import pretrain
+from sfumato.cli.record import check_same, read_record, recorded
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
-from sfumato.errors import InvalidArgument, SfumatoError
-from sfumato.objective import Objective
+from sfumato.ensembles import Iterates, majority_vote, mean_logits
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Clip
+from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting, calibration
 from sfumato.privacy.accounting import Cost
 from sfumato.privacy.budget import Budget
@@ -28,12 +32,12 @@ from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Private
 from sfumato.public import Public
 from sfumato.training import train
+from sfumato.warmup import Sam, warm_up
 
 if TYPE_CHECKING:
     from sfumato.data.samplers import Sampler
     from sfumato.run import Run
 
-_METHODS: dict[str, Callable[..., Any]] = {"dp-sgd": dp_sgd}
 _ROLES: tuple[Role, ...] = ("private", "public", "test")
 
 
@@ -45,6 +49,8 @@ class Job:
     layouts: Mapping[Role, Layout]
     objective: Objective
     sampler: Sampler
+    joining: int  # public rows in a step's batch
+    answers: int  # that the steps take: some may ask nothing
     noise: float
     cost: Cost
 
@@ -52,9 +58,14 @@ class Job:
     def parameters(self) -> int:
         return sum(p.numel() for p in self.objective.parameters().values())
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.config.out / "checkpoint.pt"
+    def would_write(self) -> list[Path]:
+        names = ["run.json", "weights.safetensors", "statement.txt", "checkpoint.pt", "config.json"]
+        names += ["ema.safetensors"] if self.config.training.ema else []
+        names += [self.config.iterates.name] if self.config.training.keep_last else []
+        return [self.config.out / name for name in names]
+
+    def layers(self, clip: float | Clip) -> list[Layer]:
+        return layers(self.config, clip, (self.sampler.expected, self.joining))
 
 
 def prepare(config: Config) -> Job:
@@ -66,16 +77,42 @@ def prepare(config: Config) -> Job:
         if name is not None:
             layouts[role] = layout(config.file(name), role, label=data.label, users=data.users)
             match(layouts[role], layouts["private"])
-    objective = make_objective(config, row_shape(config.model, layouts["private"].shape))
-    sampler = make_sampler(config.training.sampling, data.size, config.training.batch_size)
-    noise, cost = _calibrated(config, sampler)
-    return Job(config, layouts, objective, sampler, noise, cost)
+    shape = row_shape(config.model, layouts["private"].shape)
+    check_images(config, shape)
+    objective = make_objective(config, shape)
+    sampler, joining = _sampling(config, layouts)
+    method = stacked(layers(config, AUTO, (sampler.expected, joining)))  # how it clips is all the same here
+    answers = algorithm(method).answers(config.training.steps)
+    noise, cost = _calibrated(config, sampler, answers + config.training.reserve)
+    return Job(config, layouts, objective, sampler, joining, answers, noise, cost)
 
 
-def _calibrated(config: Config, sampler: Sampler) -> tuple[float, Cost]:
+def _sampling(config: Config, layouts: Mapping[Role, Layout]) -> tuple[Sampler, int]:
+    """The private sampler, whose rate is every private unit's own, and how many public rows join each batch."""
+    training, size = config.training, config.data.size
+    wanted = training.batch_size
+    if not training.extended:
+        return make_sampler(training.sampling, size, wanted), 0
+    rows = len(read_table(layouts["public"], label=config.data.label).labels)
+    if training.sampling == "full":
+        if wanted not in (None, size + rows):
+            raise InvalidArgument(
+                f"[training] batch_size={wanted} contradicts full sampling of size={size} private and {rows} public "
+                "rows: leave it out."
+            )
+        return make_sampler("full", size, None), rows
+    private, joining = (None, 0) if wanted is None else shares(wanted, size, rows)
+    if private is not None and not (1 <= private <= size and joining >= 1):
+        raise InvalidArgument(
+            f"[training] batch_size={wanted} would hold {private} of size={size} private and {joining} of {rows} "
+            "public rows: choose one that has some of both, and no more than there are."
+        )
+    return make_sampler(training.sampling, size, private), joining
+
+
+def _calibrated(config: Config, sampler: Sampler, times: int) -> tuple[float, Cost]:
     """The noise that the training will use, and what it will cost; refuses what no accountant can do."""
     privacy, adjacency = config.privacy, Adjacency(config.privacy.adjacency)
-    times = config.training.steps + config.training.reserve
     noise = calibration.noise_multiplier(
         epsilon=privacy.epsilon, delta=privacy.delta, sampler=sampler, steps=times, adjacency=adjacency
     )
@@ -87,18 +124,20 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
     """Train and save. Whatever is wrong with the input is found before the ledger is charged."""
     config, objective = job.config, job.objective
     data, training, privacy = config.data, config.training, config.privacy
-    continues = job.checkpoint.exists()
+    continues = config.checkpoint.exists()
     if continues and not resume:
         raise InvalidArgument(f"out={str(config.out)!r} holds a training already: choose another out, or use --resume.")
     if continues:
-        _check_same(config)
+        check_same(config)
     tables = {role: _rows(job, role) for role in job.layouts}
     scale = _scaling(job, tables)
     batches = {role: _batch(job, table, role, scale) for role, table in tables.items()}
-    free = {
-        role: Public(batches[role], objective=objective, seed=training.seed) if role in batches else None
-        for role in _ROLES[1:]
-    }
+    views = augmentation(training)
+    public = Public(batches["public"], objective=objective, seed=training.seed, augment=views) if data.public else None
+    test = Public(batches["test"], objective=objective) if data.test else None
+    if public is not None and not continues:
+        _warm_up(config, objective, public, progress)
+    clip = _clip(job, public, continues)
     private = Private(
         batches["private"],
         name=data.name,
@@ -111,35 +150,96 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         records_per_user=data.records_per_user,
         adjacency=privacy.adjacency,
     )
-    if free["public"] is not None and not continues:
-        pretrain(
-            objective,
-            free["public"],
-            steps=training.pretrain_steps,
-            learning_rate=training.pretrain_learning_rate,
-        )
-    with _recorded(job):
+    with recorded(config, as_clip(clip).norm):
         run = train(
             objective.module,
             private=private,
-            public=free["public"],
-            test=free["test"],
-            method=partial(_METHODS[training.method], clip=training.clip),
+            public=public,
+            test=test,
+            method=stacked(job.layers(clip)),
             budget=Budget(privacy.epsilon, privacy.delta),
             steps=training.steps,
             sampler=job.sampler,
             reserve=training.reserve,
             optimizer=_optimizer(config),
             evaluate_every=training.evaluate_every,
-            checkpoint=job.checkpoint,
+            ema=training.ema,
+            keep_last=training.keep_last,
+            checkpoint=config.checkpoint,
             checkpoint_every=training.checkpoint_every,
             progress=progress,
         )
+    if test is not None and run.iterates is not None and len(run.iterates):
+        last = {**run.metrics, **_ensembles(objective, run.iterates, test)}
+        run = replace(run, history=[*run.history[:-1], last])
+    run = replace(run, config={**run.config, "clip": as_clip(clip).norm})
     run.save(config.out)
     return run
 
 
 # ------------------------------------------------------------------------------------------------ the pieces
+
+
+def _warm_up(config: Config, objective: Objective, public: Public, progress: bool) -> None:
+    options = config.warmup
+    if options is None:
+        return
+    rate, decay = options.learning_rate, options.weight_decay
+    if options.optimizer == "adamw":
+        optimizer: Callable[[Any], torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=rate, weight_decay=decay)
+    else:
+        momentum = 0.9 if options.momentum is None else options.momentum
+        optimizer = partial(torch.optim.SGD, lr=rate, momentum=momentum, weight_decay=decay)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.training.seed)  # views are drawn by torch's own generator
+        losses = warm_up(
+            objective,
+            public,
+            steps=options.steps,
+            batch_size=options.batch_size,
+            optimizer=optimizer,
+            augment=augmentation(options),
+            sharpness=Sam(radius=options.sam_radius, adaptive=options.adaptive) if options.sam_radius else None,
+            progress=progress,
+        )
+    if not (math.isfinite(losses[-1]) and all(bool(p.isfinite().all()) for p in objective.parameters().values())):
+        raise InvalidArgument(f"[warmup] learning_rate={rate} makes the warm-up diverge: lower it.")
+
+
+def _clip(job: Job, public: Public | None, continues: bool) -> float | Clip:
+    wanted = job.config.training.clip
+    if wanted == "auto":
+        return AUTO
+    if public is None or not isinstance(wanted, str):
+        return float(wanted)
+    if continues:  # it was measured at weights that are gone
+        record = read_record(job.config)
+        if "clip" not in record:
+            raise InvalidArgument(
+                f"[training] clip='public' was measured when the training in out={str(job.config.out)!r} began, and "
+                "its config.json is gone: choose another out."
+            )
+        return float(record["clip"])
+    median = float(public.gradient_norms(job.objective.parameters()).median())
+    if not 0 < median < math.inf:
+        raise InvalidArgument(
+            f"[training] clip='public' finds a median gradient of length {median:g} on the public rows: give a number."
+        )
+    return median
+
+
+def _ensembles(objective: Objective, iterates: Iterates, test: Public) -> dict[str, float]:
+    """How good the mean of the kept weights is on the test rows, and for classifiers their vote and mean output."""
+    module, mean = objective.module, iterates.mean()
+    if objective.loss is not cross_entropy:
+        return {"test_mean_loss": float(test.losses(mean).mean())}
+    inputs, labels = test.batch()
+    guesses = {
+        "mean": mean_logits(module, [mean], inputs).argmax(1),
+        "vote": majority_vote(module, iterates, inputs),
+        "logits": mean_logits(module, iterates, inputs).argmax(1),
+    }
+    return {f"test_{name}_accuracy": float((found == labels).double().mean()) for name, found in guesses.items()}
 
 
 def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
@@ -175,40 +275,3 @@ def _batch(job: Job, table: Table, role: Role, scale: Scaling | None) -> tuple[t
     if job.config.training.loss == "squared-error":
         return rows, torch.from_numpy(table.labels.astype(np.float32))
     return rows, torch.from_numpy(class_labels(table.labels, model.outputs, role))
-
-
-# ------------------------------------------------------------------------------------------------ resuming
-
-_MAY_CHANGE = {"data.private", "data.public", "data.test", "training.evaluate_every", "training.checkpoint_every"}
-
-
-def _check_same(config: Config) -> None:
-    """An interrupted training goes on with the config it began with."""
-    record = config.out / "config.json"
-    before = json.loads(record.read_text()) if record.exists() else {}
-    for section, values in config.to_json().items():
-        for key, value in values.items():
-            old = before.get(section, {}).get(key, value)
-            if old != value and f"{section}.{key}" not in _MAY_CHANGE:
-                raise InvalidArgument(
-                    f"[{section}] {key}={value!r} was {old!r} when the training in out={str(config.out)!r} began: put "
-                    "it back to continue, or choose another out."
-                )
-
-
-@contextmanager
-def _recorded(job: Job) -> Iterator[None]:
-    """Write down the config that a training began with; take it back if it could not begin."""
-    out, record = job.config.out, job.config.out / "config.json"
-    new = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(job.config.to_json(), indent=2) + "\n")
-    try:
-        yield
-    except SfumatoError:
-        if new and not job.checkpoint.exists():
-            for path in (record, job.checkpoint.with_name(f".{job.checkpoint.name}.lock")):
-                path.unlink(missing_ok=True)
-            with suppress(OSError):
-                out.rmdir()
-        raise

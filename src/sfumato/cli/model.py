@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.cli.config import Config, ModelSection
+from sfumato.cli.config import Config
+from sfumato.cli.sections import ModelSection
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.gradients.probe import Probe
 from sfumato.models import basic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from sfumato.cli.config import Config
     from sfumato.cli.job import Job
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML file with sections data, model, privacy and training.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file; docs/config.md lists its keys.")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; read no private value, touch no ledger, write nothing.")
     ] = False,
@@ -43,6 +45,7 @@ def train(
             "delta": run.statement["delta"],
             "private": run.statement["private"],
             "noise_multiplier": run.config["noise_multiplier"],
+            "clip": run.config["clip"],
             "steps_taken": run.steps_taken,
             "steps_lost": run.steps_lost,
             "steps_short": run.steps_short,
@@ -56,20 +59,29 @@ def train(
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """For people: metrics as lines of their own, lists in one line, and no line for what is not there."""
+    """For people: metrics as lines of their own, lists and options in one line, and no line for what is not there."""
     flat: dict[str, Any] = {}
     for name, value in facts.items():
-        if isinstance(value, dict):
+        if name == "metrics":
             flat |= value
+        elif name == "method":
+            flat["method"] = " on ".join(value)
+            flat |= {f"  {layer}": _line(options) for layer, options in value.items()}
+        elif isinstance(value, dict):
+            flat[name] = _line(value)
         elif value is not None:
             flat[name] = ", ".join(value) if isinstance(value, list) else value
     return flat
 
 
+def _line(options: dict[str, Any]) -> str:
+    shown = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in options.items() if v is not None}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
+
+
 def _plan(job: Job) -> dict[str, Any]:
     config, cost = job.config, job.cost
     training, privacy = config.training, config.privacy
-    files = ("run.json", "weights.safetensors", "statement.txt", "checkpoint.pt", "config.json")
     return {
         "dry_run": True,
         "dataset": config.data.name,
@@ -80,14 +92,45 @@ def _plan(job: Job) -> dict[str, Any]:
         "delta": privacy.delta,
         "adjacency": privacy.adjacency,
         "accountant": cost.accountant,
-        "method": training.method,
+        "setting": _setting(config),
+        "method": _method(job),
+        "warmup": None if config.warmup is None else vars(config.warmup),
+        "optimizer": training.optimizer,
+        "learning_rate": training.learning_rate,
+        "momentum": training.momentum or None,
         "steps": training.steps,
+        "answers": job.answers,
         "reserve": training.reserve,
-        "batch_size": job.sampler.expected,
+        "batch_size": job.sampler.expected + job.joining,
+        "private_in_batch": job.sampler.expected,
+        "public_in_batch": job.joining,
         "sampling": training.sampling,
         "parameters": job.parameters,
         "features": list(job.layouts["private"].columns) or None,
-        "continues": job.checkpoint.exists(),
+        "continues": config.checkpoint.exists(),
         "ledger": config.ledger,
-        "would_write": [str(config.out / name) for name in files],
+        "would_write": [str(path) for path in job.would_write()],
     }
+
+
+def _setting(config: Config) -> str:
+    """As the papers call it."""
+    warmup = config.warmup
+    augmented = warmup is not None and (warmup.crop or warmup.flip or warmup.cutout)
+    start = "cold" if warmup is None else "warm-aug" if augmented else "warm"
+    return f"{start}, extended" if config.training.extended else start
+
+
+def _method(job: Job) -> dict[str, dict[str, Any]]:
+    """The stack, outermost first, with every option as it will be used."""
+    from sfumato.cli.method import AUTO
+
+    given = job.config.training.clip
+    found = {layer.name: layer.options() for layer in job.layers(given if isinstance(given, int | float) else AUTO)}
+    as_given = {"clip": given, "origin_clip": job.config.method.origin_clip}  # without a number: the clip norm
+    return {name: {key: _plain(as_given.get(key, value)) for key, value in o.items()} for name, o in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, which has no infinity."""
+    return value if value is None or (isinstance(value, int | float) and value != math.inf) else str(value)

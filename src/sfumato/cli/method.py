@@ -1,0 +1,122 @@
+"""The algorithms that a config names, stacked on DP-SGD, and how they are set up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sfumato.algorithms.ada_dps import AdaDPS
+from sfumato.algorithms.dope_sgd import dope_sgd
+from sfumato.algorithms.dp_sgd import as_clip, dp_sgd
+from sfumato.algorithms.extended import Extended
+from sfumato.algorithms.method import Method, StatefulMethod
+from sfumato.algorithms.mirror_descent import MirrorDescent
+from sfumato.algorithms.shrunk_origin import ShrunkOrigin
+from sfumato.algorithms.weight_multiplicity import weight_multiplicity
+from sfumato.augment import Augmentation
+from sfumato.cli.config import Config
+from sfumato.cli.sections import TrainingSection, WarmupSection
+from sfumato.errors import InvalidArgument
+from sfumato.gradients import Clip
+
+AUTO = Clip(1.0, stability=0.01)  # AUTO-S, with the value of its authors
+_HANDED_DOWN = {"method", "origin", "scale", "offsets"}
+_KEYS = {  # of [method], where methods call different things by one name
+    ("shrunk-origin", "memory"): "origin_memory",
+    ("ada-dps", "memory"): "scale_memory",
+    ("weight-multiplicity", "public_batch"): "offset_batch",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One algorithm of the stack: a function, or a class of those that carry state."""
+
+    name: str
+    make: Callable[..., Any]
+    given: Mapping[str, Any]
+
+    def on(self, below: Any) -> Any:
+        options = dict(self.given) if below is None else {**self.given, "method": below}
+        return self.make(**options) if isinstance(self.make, type) else partial(self.make, **options)
+
+    def options(self) -> dict[str, Any]:
+        """As they will be used, defaults included, by the keys of the config."""
+        known = inspect.signature(self.make).parameters.values()
+        return {
+            _KEYS.get((self.name, p.name), p.name): self.given.get(p.name, p.default)
+            for p in known
+            if p.kind is p.KEYWORD_ONLY and p.name not in _HANDED_DOWN
+        }
+
+
+def layers(config: Config, clip: float | Clip, batch: tuple[float, int]) -> list[Layer]:
+    """Outermost first; `batch` is how many private and how many public rows a step has, if those join it."""
+    training, method = config.training, config.method
+    views = training.views or (16 if "weight-multiplicity" in training.methods else 1)
+    shared = {"public_batch": method.public_batch}
+    below = {"clip": clip, "views": views, "augment": augmentation(training)}
+    found = [
+        Layer("ada-dps", AdaDPS, _given(damping=method.damping, memory=method.scale_memory, **shared)),
+        Layer(
+            "mirror-descent",
+            MirrorDescent,
+            _given(
+                decay_steps=method.decay_steps, alpha_min=method.alpha_min, answer_clip=method.answer_clip, **shared
+            ),
+        ),
+        Layer("extended", Extended, {"private_batch": batch[0], "public_batch": batch[1]}),
+        Layer("dope-sgd", dope_sgd, _given(clip=clip, origin_clip=method.origin_clip, **shared)),
+        Layer(
+            "shrunk-origin",
+            ShrunkOrigin,
+            _given(origin_clip=method.origin_clip or as_clip(clip).norm, memory=method.origin_memory, **shared),
+        ),
+        Layer(
+            "weight-multiplicity",
+            weight_multiplicity,
+            _given(views=views, radius=method.radius, public_batch=method.offset_batch),
+        ),
+        Layer("dp-sgd", dp_sgd, below),
+    ]
+    wanted = {*training.methods, *(("extended",) if training.extended else ())}
+    return [layer for layer in found if layer.name in wanted]
+
+
+def stacked(parts: list[Layer]) -> Method | StatefulMethod:
+    made: Any = None
+    for layer in reversed(parts):
+        made = layer.on(made)
+    method: Method | StatefulMethod = made
+    return method
+
+
+def augmentation(section: TrainingSection | WarmupSection) -> Augmentation | None:
+    if not (section.crop or section.flip or section.cutout):
+        return None
+    return Augmentation(pad=section.crop, flip=section.flip, cutout=section.cutout)
+
+
+def check_images(config: Config, shape: tuple[int, ...]) -> None:
+    """Raise if rows of this shape cannot be augmented as the config says."""
+    for name in ("training", "warmup"):
+        section: TrainingSection | WarmupSection | None = getattr(config, name)
+        if section is None or augmentation(section) is None:
+            continue
+        key = next(key for key in ("crop", "flip", "cutout") if getattr(section, key))
+        if len(shape) != 3:
+            raise InvalidArgument(
+                f"[{name}] {key} is for images, and rows have the shape {list(shape)}: give [model] shape = [channels, "
+                "height, width], or leave it out."
+            )
+        if section.crop >= min(shape[1:]):
+            raise InvalidArgument(f"[{name}] crop={section.crop} must be below the images' {shape[1]} x {shape[2]}.")
+        if section.cutout > min(shape[1:]):
+            raise InvalidArgument(f"[{name}] cutout={section.cutout} is larger than images of {shape[1]} x {shape[2]}.")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
