@@ -12,6 +12,7 @@ from torch import nn
 from sfumato.algorithms.ada_dps import AdaDPS
 from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.exact_mirror import ExactMirror
 from sfumato.algorithms.extended import Extended, shares
 from sfumato.algorithms.method import Method, StatefulMethod
 from sfumato.algorithms.mirror_descent import MirrorDescent
@@ -19,7 +20,7 @@ from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.augment import Augmentation
 from sfumato.experiments.settings import Crops, Data, Model, Training
-from sfumato.models.basic import mlp
+from sfumato.models.basic import linear, mlp
 from sfumato.models.convnets import cifar_convnet, convnet3
 from sfumato.models.wide_resnet import wide_resnet
 
@@ -36,6 +37,8 @@ def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
             return cifar_convnet(CLASSES)
         if model.name == "convnet3":
             return convnet3(CLASSES)
+        if model.name == "linear":
+            return linear(math.prod(shape), CLASSES)
         return mlp(math.prod(shape), CLASSES, model.hidden or (64,))
 
 
@@ -88,6 +91,8 @@ def _on_top(name: str, training: Training, below: Any) -> Any:
             answer_clip=training.mirror.answer_clip,
             method=below,
         )
+    if name == "exact-mirror" and training.exact is not None:
+        return ExactMirror(step_size=training.learning_rate, strength=training.exact.strength, method=below)
     if name == "ada-dps" and training.ada is not None:
         ada = training.ada
         return AdaDPS(damping=ada.damping, memory=ada.memory, public_batch=ada.public_batch, method=below)

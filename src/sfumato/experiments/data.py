@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sfumato.data.images import Images, cifar10, mnist, split_public
 from sfumato.errors import InvalidArgument
+from sfumato.experiments.features import cifar10_features, prepared
 from sfumato.experiments.settings import Data
 
 Batch = tuple[Tensor, Tensor]
@@ -20,7 +21,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Each part is (images, labels)."""
+    """Each part is (images, labels), or (rows of a table, labels)."""
 
     private: Batch
     public: Batch
@@ -35,7 +36,7 @@ class Rows:
 
 def load_rows(data: Data, device: torch.device) -> Rows:
     """Read and split; the files are looked for in $SFUMATO_DATA, and the digits come with scikit-learn."""
-    images = _SOURCES[data.name]()
+    images = cifar10_features(data.resolution) if data.resolution is not None else _SOURCES[data.name]()
     _, labels = images.train
     public, private = split_public(labels, data.public, data.split)
     if len(private) < data.private:
@@ -43,6 +44,10 @@ def load_rows(data: Data, device: torch.device) -> Rows:
     if len(private) > data.private:
         kept = np.random.default_rng(data.split).permutation(len(private))[: data.private]
         private = private[torch.from_numpy(np.sort(kept))]
+    if images.train[0].ndim == 2:  # a table, as features are
+        mean = images.train[0][public].mean(0)
+        train, tested = ((prepared(rows, mean), labels) for rows, labels in (images.train, images.test))
+        images = Images(train=train, test=tested)
     (x, y), private_rows = _take(images.train, public), _take(images.train, private)
     if data.shuffled_labels:
         y = y[torch.from_numpy(np.random.default_rng(data.split).permutation(len(y)))]
@@ -71,7 +76,14 @@ def _digits() -> Images:
     return Images(train=(images[:1400], labels[:1400]), test=(images[1400:], labels[1400:]))
 
 
-_SOURCES = {"cifar10": cifar10, "mnist": mnist, "digits": _digits}
+def _digits_rows() -> Images:
+    """The same as a table."""
+    images = _digits()
+    train, test = images.train, images.test
+    return Images(train=(train[0].flatten(1), train[1]), test=(test[0].flatten(1), test[1]))
+
+
+_SOURCES = {"cifar10": cifar10, "mnist": mnist, "digits": _digits, "digits-rows": _digits_rows}
 
 
 def _take(rows: Batch, which: Tensor) -> Batch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -39,6 +40,7 @@ from sfumato.public import Public
 from sfumato.questions import GradientMean
 from sfumato.run import Run
 from sfumato.training import train
+from sfumato.warmup import warm_up
 
 NOTE = (
     "The rows are of a benchmark that everybody has. To reproduce a table they count as private anew in every "
@@ -110,7 +112,8 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
     low = settings.training.bfloat16_on_gpu and device.type == "cuda"
     objective = Objective(module, cross_entropy, autocast=torch.bfloat16 if low else None)
     warm = warm_start(objective, settings, rows, seed=seed, folder=job.out / "warm-ups", progress=progress)
-    run = _train(job, objective, rows, progress)
+    openly = settings.training.setting == "not-private"
+    run = _train_openly(job, objective, rows, progress) if openly else _train(job, objective, rows, progress)
     scores = all_scores(objective, run, rows)
     record = {
         "spec": job.spec.name,
@@ -202,6 +205,27 @@ def _train(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
             name=name,
             progress=progress,
         )
+
+
+def _train_openly(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
+    """For comparison: plain training on the rows that count as private. Nobody is protected."""
+    training, start = job.settings.training, time.perf_counter()
+    warm_up(
+        objective,
+        Public(rows.private, seed=job.seed),  # public in truth, see NOTE
+        steps=training.steps,
+        batch_size=training.batch_size,
+        optimizer=partial(torch.optim.SGD, lr=training.learning_rate, momentum=training.momentum),
+        augment=make_augment(training.augment),
+        progress=progress,
+    )
+    return Run(
+        weights={n: t.detach().clone() for n, t in objective.module.state_dict().items()},
+        config={"name": "not private", "steps": training.steps},
+        statement={"private": False, "text": "NOT PRIVATE: plain training, for comparison."},
+        steps_taken=training.steps,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _tidy(work: Path) -> None:

@@ -12,15 +12,16 @@ from typing import Any
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.reading import read, suggestion
 
-DATASETS = ("cifar10", "mnist", "digits")
-MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "mlp")
-SETTINGS = ("cold", "warm", "warm-aug", "extended", "cold-extended")
+DATASETS = ("cifar10", "mnist", "digits", "cifar10-features", "digits-rows")
+MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "mlp", "linear")
+SETTINGS = ("cold", "warm", "warm-aug", "extended", "cold-extended", "not-private")
 OPTIONS = {  # the table with the options of a method
     "dope-sgd": "dope",
     "mirror-descent": "mirror",
     "ada-dps": "ada",
     "shrunk-origin": "shrunk",
     "weight-multiplicity": "multiplicity",
+    "exact-mirror": "exact",
 }
 METHODS = ("dp-sgd", *OPTIONS)
 _WITHOUT_STATE = ("dp-sgd", "dope-sgd", "weight-multiplicity")
@@ -37,6 +38,7 @@ class Data:
     test: int | None = None  # so many of the test rows; all by default
     shuffled_labels: bool = False  # of the public rows: public data that is worth nothing
     split: int = 0  # the seed of the split
+    resolution: int | None = None  # at which a pretrained network saw the images, for cifar10-features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +108,15 @@ class Multiplicity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exact:
+    """The step size is the learning rate."""
+
+    strength: float  # of the regulariser that makes the public loss strongly convex
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """The private training. Of `epsilon` and `noise` (the noise multiplier) one is given."""
+    """The private training. Of `epsilon` and `noise` (the noise multiplier) one is given; neither if not private."""
 
     setting: str
     method: tuple[str, ...] = ("dp-sgd",)  # outermost first; all stand on DP-SGD
@@ -130,6 +139,7 @@ class Training:
     ada: Ada | None = None
     shrunk: Shrunk | None = None
     multiplicity: Multiplicity | None = None
+    exact: Exact | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +169,7 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
     settings: Settings = read(Settings, raw, where)
     training = settings.training
     training = replace(training, **{table: _options(training, name) for name, table in OPTIONS.items()})
-    cold = training.setting.startswith("cold")
+    cold = training.setting.startswith("cold") or training.setting == "not-private"
     settings = replace(settings, training=training, warm_up=None if cold else settings.warm_up)
     _check_names(settings, where)
     _check_numbers(settings, where)
@@ -203,8 +213,13 @@ def _check_numbers(settings: Settings, where: str) -> None:
             raise InvalidArgument(f"{where}, {name}={value} must be a positive, finite number.")
     if not 0 <= data.hold_out < data.public:
         raise InvalidArgument(f"{where}, hold_out={data.hold_out} must leave some of the {data.public} public rows.")
-    if (training.epsilon is None) == (training.noise is None):
-        raise InvalidArgument(f"{where} needs either epsilon or noise: the noise is what epsilon is turned into.")
+    given = (training.epsilon is not None) + (training.noise is not None)
+    if given != (0 if training.setting == "not-private" else 1):
+        raise InvalidArgument(
+            f"{where} needs either epsilon or noise, which epsilon is turned into, or neither if it is not private."
+        )
+    if (data.resolution is not None) != (data.name == "cifar10-features"):
+        raise InvalidArgument(f"{where}, resolution={data.resolution} goes with data cifar10-features, and only there.")
 
 
 def _check_method(training: Training, where: str) -> None:
@@ -219,5 +234,7 @@ def _check_method(training: Training, where: str) -> None:
             f"{where}, method={list(method)} must begin with those that carry state: "
             f"{', '.join(name for name in method if name not in _WITHOUT_STATE)}."
         )
+    if "exact-mirror" in method and training.exact is None:
+        raise InvalidArgument(f"{where} has exact-mirror and no strength: add exact = {{ strength = ... }}.")
     if "mirror-descent" in method and training.mirror is None:
         raise InvalidArgument(f"{where} has mirror-descent and no decay_steps: add mirror = {{ decay_steps = ... }}.")
