@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -33,4 +33,11 @@ def test_the_benchmark_page_is_made_from_the_stored_results() -> None:
     from benchmarks.page import pages
 
     for path, text in pages().items():
+        assert path.read_text() == text, path.name
+
+
+def test_the_tables_of_the_papers_are_made_from_the_committed_runs() -> None:
+    from sfumato.experiments.page import pages
+
+    for path, text in pages(ROOT / "docs" / "papers").items():
         assert path.read_text() == text, path.name

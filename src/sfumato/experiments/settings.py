@@ -170,7 +170,8 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
     training = settings.training
     training = replace(training, **{table: _options(training, name) for name, table in OPTIONS.items()})
     cold = training.setting.startswith("cold") or training.setting == "not-private"
-    settings = replace(settings, training=training, warm_up=None if cold else settings.warm_up)
+    data = settings.data if settings.data.name == "cifar10-features" else replace(settings.data, resolution=None)
+    settings = replace(settings, data=data, training=training, warm_up=None if cold else settings.warm_up)
     _check_names(settings, where)
     _check_numbers(settings, where)
     _check_method(training, where)
@@ -218,8 +219,8 @@ def _check_numbers(settings: Settings, where: str) -> None:
         raise InvalidArgument(
             f"{where} needs either epsilon or noise, which epsilon is turned into, or neither if it is not private."
         )
-    if (data.resolution is not None) != (data.name == "cifar10-features"):
-        raise InvalidArgument(f"{where}, resolution={data.resolution} goes with data cifar10-features, and only there.")
+    if data.name == "cifar10-features" and data.resolution is None:
+        raise InvalidArgument(f"{where} has data cifar10-features and no resolution: say how large the images were.")
 
 
 def _check_method(training: Training, where: str) -> None:
