@@ -752,3 +752,75 @@ def test_units_are_the_default() -> None:
     assert isinstance(units, Units)
     assert (units.records, units.weights, len(batch)) == (1, None, 20)
     assert private._mechanism(Planned(Spy, 2.0, private.everyone())).noise == Gaussian(2.0)
+
+
+# ------------------------------------------------------------------------------------------------ reservations
+
+
+def small_table(**options: Any) -> Private:
+    rows = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
+    return Private(rows, name="table", size=400, budget=Budget(2.0, 1e-5), **options)
+
+
+MEAN = NoisyMean(lambda rows: rows, bound=1.0)
+
+
+def test_reserved_answers_are_paid_for_at_once_and_drawn_with_the_reserved_noise() -> None:
+    private = small_table()
+    plan = private.reserve(Planned(NoisyMean, 50.0, private.everyone(), 3))
+    (line,) = private.statement().asked
+    assert (line.answers, line.mechanism.noise.scale) == (3, 50.0)
+    for _ in range(3):
+        private.ask(MEAN)
+    assert plan.remaining() == 0
+    with pytest.raises(BudgetExceeded):
+        private.ask(MEAN)
+
+
+def test_a_new_reservation_of_the_same_kind_gives_back_the_rest_of_the_one_before() -> None:
+    private = small_table()
+    private.reserve(Planned(NoisyMean, 20.0, private.everyone(), 50))
+    private.ask(MEAN)
+    full = private.account.left()
+    private.reserve(Planned(NoisyMean, 40.0, private.everyone(), 1))
+    first, second = private.statement().asked
+    assert (first.answers, first.open, second.answers) == (1, False, 1)
+    assert private.account.left() > full
+    # What is given back can be used: 50 more would not have fitted beside the 50 that were reserved.
+    private.reserve(Planned(NoisyMean, 20.0, private.everyone(), 50))
+    both = small_table()
+    twice = both._mechanism(Planned(NoisyMean, 20.0, both.everyone(), 50))
+    both.account.charge(twice)
+    with pytest.raises(BudgetExceeded):
+        both.account.charge(twice)
+
+
+def test_reservations_of_different_kinds_and_a_plan_stand_side_by_side() -> None:
+    private = small_table()
+    everyone = private.everyone()
+    gram = Gram(lambda rows: rows, bound=1.0, width=1)
+    with private.plan(Planned(NoisyMean, 60.0, everyone, 2)) as plan:
+        private.ask(MEAN)
+        reserved = private.reserve(Planned(Gram, 70.0, everyone, 2))
+        private.ask(gram)
+        private.ask(MEAN)
+        assert (plan.remaining(), reserved.remaining()) == (0, 1)
+        reserved.close()
+    assert [line.answers for line in private.statement().asked] == [2, 1]
+
+
+def test_what_does_not_fit_is_not_reserved() -> None:
+    private = small_table()
+    with pytest.raises(BudgetExceeded):
+        private.reserve(Planned(NoisyMean, 1.0, private.everyone(), 1000))
+    assert private.statement().asked == ()
+    with pytest.raises(InvalidArgument, match="No plan covers"):
+        private.ask(MEAN)
+
+
+def test_a_plan_made_later_replaces_reservations() -> None:
+    private = small_table()
+    private.reserve(Planned(NoisyMean, 80.0, private.everyone(), 2))
+    plan = private.plan(Planned(NoisyMean, 60.0, private.everyone(), 2))
+    private.ask(MEAN)
+    assert plan.remaining() == 1

@@ -1,4 +1,4 @@
-"""The door: private data behind two verbs, `plan` and `ask`.
+"""The door: private data behind three verbs: `plan` or `reserve`, and `ask`.
 
 The proof of the whole library is here. (1) A question states its unit and enforces it. (2) The ledger is charged,
 durably, before anything is drawn, and refuses what the budget does not cover. (3) The sampler that was charged draws
@@ -138,6 +138,7 @@ class Private:
         if seed is not None:
             self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
         self._plan: Plan | None = None
+        self._reserved: dict[str, Plan] = {}
         self._shown: Batch | None = None
 
     # -------------------------------------------------------------------------------------------- samplers
@@ -165,11 +166,25 @@ class Private:
             raise InvalidArgument("plan needs at least one line: Planned(question, noise, sampler, times).")
         mechanisms = [self._mechanism(Planned(*line)) for line in lines]
         self._plan = self.account.plan(mechanisms, resume_key=resume_key, note=note)
+        self._reserved = {}
         return self._plan
+
+    def reserve(self, line: Planned | tuple[Any, ...], *, note: str = "") -> Plan:
+        """Reserve answers of one kind with noise chosen after seeing earlier answers; `ask` then draws on them.
+
+        They are composed by the ledger's filter and paid for at once, so that taking them writes nothing. A new
+        reservation of the same kind closes the one before: what was not asked is given back.
+        """
+        mechanism = self._mechanism(Planned(*line))
+        if (before := self._reserved.pop(mechanism.question, None)) is not None:
+            before.close()
+        self._reserved[mechanism.question] = plan = self.account.charge(mechanism, note=note)
+        return plan
 
     def resume(self, resume_key: str, *, seen: int | None = None) -> Plan:
         """Take up a plan that was interrupted; answers that may have left the door stay counted."""
         self._plan = self.account.resume(resume_key, seen=seen)
+        self._reserved = {}
         return self._plan
 
     def ask(
@@ -177,19 +192,21 @@ class Private:
     ) -> Any:
         """One noisy answer, charged first.
 
-        Without `noise` and `sampler` it is taken from the plan. With both, it is an adaptive question, charged by
-        itself under the ledger's filter. An empty sample is answered like any other: with noise, and charged.
+        Without `noise` and `sampler` it is taken from what was reserved or planned. With both, it is an adaptive
+        question, charged by itself under the ledger's filter. An empty sample is answered like any other: with noise,
+        and charged.
         """
         if (noise is None) != (sampler is None):
             raise InvalidArgument("noise and sampler go together: give both for an adaptive question, or neither.")
         self._check(question)
         if noise is None or sampler is None:
-            if self._plan is None:
+            plan = self._reserved.get(question.kind(), self._plan)
+            if plan is None:
                 raise InvalidArgument(
                     f"No plan covers {question.kind()}: call plan(...) first, or give noise and sampler."
                 )
-            self._check_planned(question, self._plan)
-            mechanism = self._plan.take(question.kind())
+            self._check_planned(question, plan)
+            mechanism = plan.take(question.kind())
         else:
             one = self._mechanism(Planned(question, noise, sampler))
             mechanism = self.account.charge(one).take(question.kind())

@@ -1,0 +1,99 @@
+"""Tables as linear models see them: float64 tensors whose rows have norm at most 1.
+
+Private values are never quoted in an error, and what is wrong with single private rows is not announced at all: a row
+that is not finite contributes nothing. Only the schema is looked at: types, columns, and the labels where nobody
+declared them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.sparse import issparse
+from sklearn.exceptions import DataConversionWarning
+from torch import Tensor
+
+from sfumato.errors import InvalidArgument
+
+Array = npt.NDArray[Any]
+
+
+class Rows(NamedTuple):
+    """Rows of norm at most 1, the constant column included, and their targets (-1 or 1 for classes)."""
+
+    X: Tensor
+    y: Tensor
+
+
+def features(X: Any, what: str) -> Array:
+    """A float64 matrix; errors name the problem and quote no value."""
+    array: Array = np.asarray(X.toarray() if issparse(X) else X)  # type: ignore[attr-defined]
+    if array.dtype.kind == "c":
+        raise InvalidArgument(f"Complex data not supported: give {what} as real numbers.")
+    try:
+        array = array.astype(np.float64, copy=False)
+    except ValueError:  # it quotes the cell; a TypeError quotes a type
+        raise InvalidArgument(f"{what} has a cell that is not a number: encode or remove it.") from None
+    if array.ndim != 2:
+        raise InvalidArgument(f"{what} is {array.ndim}-dimensional: Reshape your data to one row per example.")
+    if array.shape[1] == 0:
+        raise InvalidArgument(
+            f"{what} has 0 feature(s) (shape=({len(array)}, 0)) while a minimum of 1 is required: add columns."
+        )
+    return array
+
+
+def column(y: Any, what: str, estimator: object) -> Array:
+    """One target per row."""
+    if y is None:
+        name = type(estimator).__name__
+        raise InvalidArgument(f"{name} requires y to be passed, but the target y is None: give {what}.")
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] == 1:
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected: use y.ravel().",
+            DataConversionWarning,
+            stacklevel=4,
+        )
+        array = array.ravel()
+    if array.ndim != 1:
+        raise InvalidArgument(f"{what} must be a 1d array, one target per row, not {array.ndim}-dimensional.")
+    return array
+
+
+def numbers(y: Array, what: str) -> Array:
+    try:
+        return y.astype(np.float64, copy=False)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what} has a target that is not a number: encode or remove it.") from None
+
+
+def signs(y: Array, classes: Array) -> Array:
+    """1 for the second class, -1 for the first, and NaN, which contributes nothing, for anything else."""
+    return np.where(y == classes[1], 1.0, np.where(y == classes[0], -1.0, np.nan))
+
+
+def tensor(array: Array) -> Tensor:
+    """The same memory where torch can use it."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def unit_rows(X: Array, *, constant: bool) -> Tensor:
+    """Every row shortened to norm 1 where it is longer; with a constant, (x, 1) / sqrt(2), whose norm is at most 1.
+
+    Row by row, hence free of charge. A row that is not finite becomes one of NaN.
+    """
+    rows = tensor(X)
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    scale = 1 / (norm * (1 + X.shape[1] * 2.0**-52)).clamp_min(1.0)
+    if not constant:
+        return torch.mul(rows, scale)
+    out = torch.empty(len(rows), rows.shape[1] + 1, dtype=torch.float64)
+    torch.mul(rows, scale * math.sqrt(0.5), out=out[:, :-1])
+    out[:, -1] = math.sqrt(0.5)
+    return out

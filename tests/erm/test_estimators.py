@@ -1,0 +1,273 @@
+"""scikit-learn's own checks, and its conventions where privacy changes what they mean."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array, csr_matrix
+from sklearn.base import clone
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from sfumato import Ledger
+from sfumato.erm import (
+    DPSGDClassifier,
+    DPSGDRegressor,
+    Hinge,
+    Huber,
+    NonPrivateClassifier,
+    NonPrivateRegressor,
+    PPSGDClassifier,
+    PPSGDRegressor,
+    PublicOnlyClassifier,
+    PublicOnlyRegressor,
+    PublicScaler,
+    Square,
+)
+from sfumato.errors import InvalidArgument
+
+UNANNOUNCED = "NaN in private rows is not announced: such a row contributes nothing, and nobody is told"
+NOISY = "two fits differ, since nobody may repeat the noise; it passes with not_private_seed"
+SEEDED: dict[str, Any] = {"max_iter": 3, "not_private_seed": 0}
+
+
+def expected_failures(estimator: Any) -> dict[str, str]:
+    if isinstance(estimator, NonPrivateClassifier | NonPrivateRegressor | PublicScaler):
+        return {}
+    failures = {"check_estimators_nan_inf": UNANNOUNCED}
+    if isinstance(estimator, PPSGDRegressor | DPSGDRegressor | PublicOnlyRegressor):
+        failures["check_supervised_y_no_nan"] = UNANNOUNCED
+    if getattr(estimator, "not_private_seed", 0) is None:
+        for check in ("check_fit_idempotent", "check_supervised_y_2d", "check_classifier_data_not_an_array"):
+            failures[check] = NOISY
+    return failures
+
+
+@parametrize_with_checks(
+    [
+        PPSGDClassifier(**SEEDED),
+        PPSGDRegressor(**SEEDED),
+        DPSGDClassifier(**SEEDED),
+        DPSGDRegressor(**SEEDED),
+        PPSGDClassifier(max_iter=2),
+        PublicOnlyClassifier(),
+        PublicOnlyRegressor(),
+        NonPrivateClassifier(),
+        NonPrivateRegressor(),
+        PublicScaler(),
+    ],
+    expected_failed_checks=expected_failures,
+)
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def table(n: int = 300, d: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(0).uniform(-1, 1, (n, d)) / math.sqrt(d)
+    return X, X[:, 0] + X[:, 1] > 0
+
+
+# ------------------------------------------------------------------------------------------------ conventions
+
+
+def test_sparse_and_dense_rows_give_the_same_model() -> None:
+    X, y = table()
+    X[np.abs(X) < 0.2] = 0
+    models = [
+        PPSGDClassifier(**SEEDED).fit(form(X), y, form(X[:20]), y[:20]) for form in (np.asarray, csr_matrix, csr_array)
+    ]
+    for model in models[1:]:
+        assert np.array_equal(model.coef_, models[0].coef_)
+        assert np.array_equal(model.predict(csr_matrix(X)), models[0].predict(X))
+
+
+def test_data_frames_keep_their_column_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    X, y = table()
+    frame = pandas.DataFrame(X, columns=["age", "weight", "height"])
+    model = PPSGDClassifier(**SEEDED).fit(frame, pandas.Series(y), frame[:20], pandas.Series(y[:20]))
+    assert list(model.feature_names_in_) == ["age", "weight", "height"]
+    assert np.array_equal(model.coef_, PPSGDClassifier(**SEEDED).fit(X, y, X[:20], y[:20]).coef_)
+    with pytest.raises(ValueError, match="feature names"):
+        model.fit(frame, y, frame[["weight", "age", "height"]][:20], y[:20])
+
+
+def test_coefficients_are_those_of_the_rows_that_were_given() -> None:
+    """The constant column and its square root of two are undone; only rows longer than 1 are shortened."""
+    X, y = table(2000)
+    logistic = LogisticRegression(C=1e6, tol=1e-9).fit(X, y)
+    model = NonPrivateClassifier(l2=0.0).fit(X, y)
+    assert model.score(X, y) == pytest.approx(logistic.score(X, y), abs=0.005)
+    target = X @ [1.0, -2.0, 0.5] + 0.3
+    line = NonPrivateRegressor(l2=0.0).fit(X, target)
+    oracle = LinearRegression().fit(X, target)
+    assert np.allclose(line.coef_, oracle.coef_, atol=1e-4)
+    assert line.intercept_ == pytest.approx(oracle.intercept_, abs=1e-4)
+    assert np.allclose(line.predict(X), X @ line.coef_ + line.intercept_)
+    assert np.allclose(line.predict(1e3 * X), line.predict(X / np.linalg.norm(X, axis=1, keepdims=True)))
+
+
+def test_probabilities_exist_for_the_logistic_loss_only() -> None:
+    X, y = table()
+    model = DPSGDClassifier(**SEEDED).fit(X, y)
+    chances = model.predict_proba(X)
+    assert np.allclose(chances.sum(1), 1)
+    assert np.array_equal(chances[:, 1] > 0.5, model.predict(X))
+    assert not hasattr(DPSGDClassifier(loss=Hinge()), "predict_proba")
+
+
+def test_clones_and_pipelines() -> None:
+    X, y = table()
+    model = PPSGDClassifier(epsilon=0.7, loss=Hinge(), max_iter=3)
+    assert clone(model).get_params() == model.get_params()
+    pipeline = make_pipeline(PublicScaler(lower=-2.0, upper=2.0), model)
+    pipeline.fit(
+        X,
+        y,
+        ppsgdclassifier__X_public=PublicScaler(lower=-2.0, upper=2.0).fit_transform(X[:20]),
+        ppsgdclassifier__y_public=y[:20],
+    )
+    assert pipeline.predict(X).shape == (300,)
+    assert len(cross_val_score(model, X, y, cv=2)) == 2
+
+
+def test_clones_share_their_ledger(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        model = DPSGDClassifier(ledger=ledger, max_iter=2)
+        assert clone(model).ledger is ledger
+
+
+def test_a_fitted_model_can_be_kept(tmp_path: Path) -> None:
+    X, y = table()
+    model = PPSGDClassifier(max_iter=3, ledger=str(tmp_path / "ledger.db")).fit(X, y, X[:20], y[:20])
+    for kept in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert np.array_equal(kept.predict(X), model.predict(X))
+        assert kept.ledger_ == model.ledger_
+
+
+# ------------------------------------------------------------------------------------------------ labels
+
+
+def test_two_classes_only_and_a_way_out() -> None:
+    X, _ = table()
+    y = np.arange(300) % 3
+    with pytest.raises(InvalidArgument, match="Only binary classification is supported"):
+        PPSGDClassifier(max_iter=2).fit(X, y)
+    assert set(OneVsRestClassifier(DPSGDClassifier(max_iter=2)).fit(X, y).predict(X)) <= {0, 1, 2}
+
+
+def test_labels_are_declared_or_public_or_said_to_be_read_off_private_rows() -> None:
+    X, y = table()
+    words = np.where(y, "yes", "no")
+    read = DPSGDClassifier(max_iter=2).fit(X, words)
+    assert any("read off the private rows" in warning for warning in read.ledger_.warnings)
+    public = DPSGDClassifier(max_iter=2).fit(X, words, X[:20], words[:20])
+    declared = DPSGDClassifier(max_iter=2, classes=["no", "yes"]).fit(X, words)
+    for model in (public, declared):
+        assert list(model.classes_) == ["no", "yes"]
+        assert not any("read off" in warning for warning in model.ledger_.warnings)
+    with pytest.raises(InvalidArgument, match="use one type"):
+        DPSGDClassifier(max_iter=2, classes=[0, 1]).fit(X, words)
+    with pytest.raises(InvalidArgument, match="only one class"):
+        DPSGDClassifier(max_iter=2, classes=["no"]).fit(X, words)
+
+
+@pytest.mark.parametrize("missing", [np.nan, np.inf])
+def test_rows_that_are_not_finite_or_of_no_class_contribute_nothing(missing: float) -> None:
+    X, y = table()
+    labels = y.astype(float)
+    spoilt, odd, gone = X.copy(), labels.copy(), labels.copy()
+    spoilt[5, 1], odd[9] = missing, 7.0
+    gone[[5, 9]] = np.nan
+    everyone: dict[str, Any] = {**SEEDED, "classes": (0.0, 1.0), "loss": Square(), "batch_size": 300}
+    model = DPSGDClassifier(**everyone).fit(spoilt, odd)
+    assert np.array_equal(model.coef_, DPSGDClassifier(**everyone).fit(X, gone).coef_)
+    assert not np.array_equal(model.coef_, DPSGDClassifier(**everyone).fit(X, labels).coef_)
+
+
+# ------------------------------------------------------------------------------------------------ privacy
+
+
+def test_only_the_seed_that_says_so_makes_fits_repeatable() -> None:
+    X, y = table()
+    with pytest.raises(TypeError, match="random_state"):
+        PPSGDClassifier(random_state=0)  # type: ignore[call-arg]
+    assert not np.array_equal(DPSGDClassifier(max_iter=3).fit(X, y).coef_, DPSGDClassifier(max_iter=3).fit(X, y).coef_)
+    seeded = DPSGDClassifier(**SEEDED).fit(X, y)
+    assert np.array_equal(seeded.coef_, DPSGDClassifier(**SEEDED).fit(X, y).coef_)
+    assert not seeded.ledger_.private
+    assert "NOT PRIVATE" in " ".join(seeded.ledger_.warnings)
+
+
+def test_the_number_of_rows_must_be_declared_where_it_is_private() -> None:
+    X, y = table()
+    with pytest.raises(InvalidArgument, match="size is missing"):
+        DPSGDClassifier(adjacency="add-remove", max_iter=3).fit(X, y)
+    model = DPSGDClassifier(adjacency="add-remove", size=1000, max_iter=3).fit(X, y)
+    assert {line.mechanism.sampler.size for line in model.ledger_.asked} == {1000}
+    empty = DPSGDClassifier(adjacency="add-remove", size=1000, max_iter=3, classes=(False, True)).fit(X[:0], y[:0])
+    assert np.isfinite(empty.coef_).all()
+
+
+def test_public_rows_join_the_private_ones_in_dp_sgd() -> None:
+    X, y = table()
+    model = DPSGDClassifier(max_iter=3).fit(X[50:], y[50:], X[:50], y[:50])
+    assert {line.mechanism.sampler.size for line in model.ledger_.asked} == {300}
+    ours = PPSGDClassifier(max_iter=3).fit(X[50:], y[50:], X[:50], y[:50])
+    assert {line.mechanism.sampler.size for line in ours.ledger_.asked} == {250}
+
+
+def test_errors_quote_no_private_value() -> None:
+    X, y = table(20)
+    secret = X.astype(object)
+    secret[3, 1] = "HIV positive"
+    for bad_X, bad_y in ((secret, y), (X[:, 0] + 987654.25, y), (X.astype(complex) + 987654.25, y), (X, y[:-1])):
+        with pytest.raises(ValueError) as caught:
+            DPSGDClassifier(max_iter=2).fit(bad_X, bad_y)
+        assert "HIV" not in str(caught.value)
+        assert "987654" not in str(caught.value)
+        assert caught.value.__cause__ is None
+    with pytest.raises(InvalidArgument, match="not a number") as caught:
+        DPSGDRegressor(max_iter=2).fit(X, ["HIV positive"] * 20)
+    assert "HIV" not in str(caught.value)
+
+
+def test_what_is_not_private_says_so_and_public_rows_alone_cost_nothing() -> None:
+    X, y = table()
+    model = NonPrivateClassifier().fit(X, y)
+    assert model.ledger_.startswith("NOT PRIVATE")
+    assert math.isinf(model.epsilon_)
+    free = PublicOnlyClassifier().fit(X, y, X[:40], y[:40])
+    assert free.epsilon_ == 0
+    other = PublicOnlyClassifier().fit(-X, ~y, X[:40], y[:40])
+    assert np.array_equal(free.coef_, other.coef_)
+    assert free.score(X, y) > 0.9
+
+
+def test_losses_of_the_other_kind_are_refused() -> None:
+    X, y = table()
+    with pytest.raises(InvalidArgument, match="for regression"):
+        PPSGDClassifier(loss=Huber()).fit(X, y)
+    with pytest.raises(InvalidArgument, match="for classification"):
+        PPSGDRegressor(loss=Hinge()).fit(X, X[:, 0])
+
+
+def test_public_rows_must_be_complete() -> None:
+    X, y = table()
+    with pytest.raises(InvalidArgument, match="go together"):
+        PPSGDClassifier(max_iter=2).fit(X, y, X_public=X[:5])
+    with pytest.raises(InvalidArgument, match="different numbers of rows"):
+        PPSGDClassifier(max_iter=2).fit(X, y, X[:5], y[:4])
+    with pytest.raises(ValueError, match="X_public contains NaN"):
+        PPSGDClassifier(max_iter=2).fit(X, y, np.full((2, 3), np.nan), [0, 1])
+    with pytest.raises(ValueError, match="features"):
+        PPSGDClassifier(max_iter=2).fit(X, y, X[:5, :2], y[:5])
