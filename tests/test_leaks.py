@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato import Budget, Clip, Gradient, GradientMean, NoisyMean, Objective, Planned, Private, cross_entropy
 from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
 from sfumato.gradients import Performance, clipped_sum
 from sfumato.nn import WSConv2d
 from sfumato.privacy.mechanisms import Gaussian, Mechanism
+from sfumato.privacy.noise import NotPrivateSeed
 from sfumato.questions import Sealed
 
 
@@ -277,3 +279,92 @@ def test_a_missing_rule_is_named_without_quoting_torch() -> None:
     assert str(caught.value).startswith("gru in 'gru' has no rule")
     assert "aten" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+# --- what private rows draw ------------------------------------------------------------------------------------------
+
+
+def jitter(batch: Any) -> Any:
+    """A random view of each row for itself."""
+    x, y = batch
+    return x * (1 + 0.5 * torch.randn(len(x), 1)), y
+
+
+def drawing(rows: int, *, dropout: bool = False, sampler: str = "poisson") -> tuple[Private, GradientMean]:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)] if dropout else [nn.Linear(4, 2)]
+    objective = Objective(nn.Sequential(*layers), cross_entropy)
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(rows, 4, generator=generator), torch.arange(rows) % 2
+    private = Private(data, name="d", size=400, objective=objective, budget=Budget(9.0, 1e-4), seed=NotPrivateSeed(3))
+    line = private.poisson(40) if sampler == "poisson" else private.everyone()
+    private.plan(Planned(GradientMean, 5.0, line, 20))
+    question = GradientMean(objective.parameters(), Clip(1.0), views=2, augment=None if dropout else jitter)
+    return private, question
+
+
+@pytest.mark.parametrize("dropout", [False, True], ids=["views", "dropout"])
+def test_an_answer_leaves_no_trace_in_the_global_generators(dropout: bool) -> None:
+    """They would tell how many rows were sampled, and public views drawn from them would depend on it."""
+    private, question = drawing(400, dropout=dropout)
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1], random.getstate()  # noqa: NPY002
+    for _ in range(3):
+        private.ask(question)
+    after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert (before[1] == after[1]).all()
+    assert before[2] == after[2]
+
+
+@pytest.mark.parametrize("dropout", [False, True], ids=["views", "dropout"])
+def test_views_do_not_come_from_a_seed_that_others_know(dropout: bool) -> None:
+    """With a known seed, one row more would shift everybody's views by more than the noise covers."""
+    answers = []
+    for seed in (0, 0, 1):
+        private, question = drawing(400, dropout=dropout)
+        torch.manual_seed(seed)
+        answers.append(torch.cat([t.flatten() for t in private.ask(question).values()]))
+    # Noise and samples repeat under NotPrivateSeed, and so do the views; torch's own seed has no part in them.
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+
+
+def test_each_answer_has_views_of_its_own() -> None:
+    private, question = drawing(400, sampler="everyone")
+    drawn: list[float] = []
+
+    def spied(batch: Any) -> Any:
+        drawn.append(float(torch.rand(())))
+        return batch
+
+    spied_on = GradientMean(question.params, Clip(1.0), views=2, augment=spied)
+    seen = []
+    for _ in range(3):
+        drawn.clear()
+        private.ask(spied_on)
+        seen.append(drawn[-1])
+    assert len(set(seen)) == 3
+
+
+def test_a_clip_that_decides_its_own_factors_is_refused() -> None:
+    class Lax(Clip):
+        def factors(self, norms: Tensor) -> Tensor:
+            return torch.ones_like(norms)
+
+    private, question = drawing(400)
+    with pytest.raises(InvalidArgument, match="Lax"):
+        private.ask(GradientMean(question.params, Lax(1.0)))
+    assert private.statement().asked[0].answers == 0
+
+
+def test_a_stability_that_overflows_is_refused() -> None:
+    for norm, stability in ((1e20, 1e-30), (1.0, 1e-320), (1e37, 0.01)):
+        with pytest.raises(InvalidArgument, match="stability"):
+            Clip(norm, stability=stability)
+    objective = Objective(nn.Linear(3, 1, bias=False), lambda module, x: module(x)[:, 0])
+    rows = torch.cat([torch.zeros(1, 3), torch.ones(3, 3)])
+    total = clipped_sum(objective, objective.parameters(), rows, clip=Clip(1e27, stability=0.01))
+    assert bool(torch.isfinite(total["weight"]).all())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato.generators import own_generators
 from sfumato.gradients import Gradient
 from sfumato.public import Public
 from sfumato.questions import GradientMean
@@ -68,11 +69,18 @@ class Alignments:
         clip = question.clip
         p = clip.origin
         if p is None and self.public is not None:
-            p = self.public.gradient(question.params, _ROWS)
+            drawn = self.public.random_state
+            with own_generators():  # what is measured must not change what is trained
+                p = self.public.gradient(question.params, _ROWS)
+            self.public.random_state = drawn
         if p is not None:
             noise = self.noise_multiplier * clip.norm / self.expected
             step_of_p = p if clip.scale is None else clip.scale * p
             self.found.append((step, cosine(clip.restore(answer), step_of_p, noise)))
+
+    def up_to(self, step: int) -> list[list[float]]:
+        """Without a step that was answered and then failed: it is done again."""
+        return [entry for entry in self.to_list() if entry[0] <= step]
 
     def to_list(self) -> list[list[float]]:
         """Numbers at last: until now they stayed where they were computed, so that no GPU had to wait."""

@@ -79,8 +79,17 @@ class Iterates:
 
     def rewind(self, step: int) -> None:
         """Forget what came after this step: a resumed training does those steps again, with fresh noise."""
-        for later in [s for s in self._kept if s > step]:
-            kept = self._kept.pop(later)
+        self.retain(s for s in self.steps if s <= step)
+
+    @property
+    def steps(self) -> list[int]:
+        """Of which iterates were kept, within this window or not."""
+        return list(self._kept)
+
+    def retain(self, steps: Iterable[int]) -> None:
+        """Forget all but those of these steps: what else lies in the folder is of another training."""
+        for strange in set(self._kept) - set(steps):
+            kept = self._kept.pop(strange)
             if isinstance(kept, Path):
                 kept.unlink(missing_ok=True)
 
@@ -200,7 +209,7 @@ def _each(
         lent = {name_of[id(own[n])]: p.detach().to(own[n].device) for n, p in params.items()}
         lent |= {n: lent.get(n, b).clone() for n, b in module.named_buffers()}  # a forward pass may write to them
         parts = []
-        with torch.no_grad(), _evaluating(module), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with torch.no_grad(), evaluating(module), torch.autocast(device.type, autocast, enabled=autocast is not None):
             for start in range(0, len(source), batch_size):
                 batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
                 batch = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
@@ -211,7 +220,7 @@ def _each(
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """In eval mode, and then part by part as before: a frozen part may be in eval mode while the rest is trained."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_map
 from sfumato.errors import InvalidArgument
 from sfumato.public import Public
 
+_NEWTON_STEPS, _CG_STEPS, _HALVINGS = 50, 200, 30
+
 
 class MirrorMap:
     """Psi(theta) = (mean loss of all public rows) / strength + |theta|^2 / 2, on flat vectors in float64.
@@ -37,7 +39,26 @@ class MirrorMap:
     def gradient(self, theta: Tensor) -> Tensor:
         return self._slopes(theta)[1].detach()
 
-    def solve(self, theta: Tensor, wanted: Tensor, *, steps: int, tolerance: float) -> Tensor:
+    def where_gradient_is(self, target: Tensor, start: Tensor, tolerance: Tensor) -> Tensor:
+        """Newton's method; a step that does not bring the gradient nearer to its target is halved."""
+        theta, residual = start, target - self.gradient(start)
+        for _ in range(_NEWTON_STEPS):
+            if residual.norm() <= tolerance:
+                return theta
+            step = self._solve(theta, residual, steps=_CG_STEPS, tolerance=0.1)
+            for _ in range(_HALVINGS):
+                nearer = target - self.gradient(theta + step)
+                if nearer.norm() < residual.norm():
+                    theta, residual = theta + step, nearer
+                    break
+                step = step / 2
+            else:
+                break  # as near as float precision comes
+        if residual.norm() > 100 * tolerance:
+            raise InvalidArgument("The mirror step was not found: lower step_size, raise strength or use float64.")
+        return theta
+
+    def _solve(self, theta: Tensor, wanted: Tensor, *, steps: int, tolerance: float) -> Tensor:
         """x with H x = wanted, where H is the Hessian at theta: conjugate gradients, as no eigenvalue is below 1."""
         times = self._hessian(theta)
         x, residual, enough = torch.zeros_like(wanted), wanted, tolerance * wanted.norm()

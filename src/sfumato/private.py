@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
 from sfumato.data.sources import DatasetSource, Source, TensorSource, ahead, as_source
 from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.generators import own_generators
 from sfumato.gradients import Performance, Units
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.budget import Budget
@@ -198,7 +199,8 @@ class Private:
         """
         if (noise is None) != (sampler is None):
             raise InvalidArgument("noise and sampler go together: give both for an adaptive question, or neither.")
-        self._check(question)
+        with own_generators():
+            self._check(question)
         if noise is None or sampler is None:
             plan = self._reserved.get(question.kind(), self._plan)
             if plan is None:
@@ -211,7 +213,7 @@ class Private:
             one = self._mechanism(Planned(question, noise, sampler))
             mechanism = self.account.charge(one).take(question.kind())
         # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
-        with self._inside():
+        with self._inside(), self._own_randomness(question):
             drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
             sample = self._sample(drawn, expected=mechanism.sampler.expected)
             if isinstance(question, Sealed):
@@ -224,6 +226,12 @@ class Private:
         return self.account.statement()
 
     # -------------------------------------------------------------------------------------------- inside
+
+    def _own_randomness(self, question: Any) -> AbstractContextManager[None]:
+        """What private rows draw from the global generators comes from a secret seed, and leaves no trace in them."""
+        if not getattr(question, "draws", True):
+            return nullcontext()
+        return own_generators(int(self._noise.sampling.integers(2**63)))
 
     @contextmanager
     def _inside(self) -> Iterator[None]:

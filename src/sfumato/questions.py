@@ -59,6 +59,7 @@ class _Base(ABC):
     """Common ground of questions and sealed questions."""
 
     replace_factor: ClassVar[float] = 2.0
+    draws: ClassVar[bool] = True  # whether rows may draw random numbers: views, dropout, a row map's own
 
     @classmethod
     def kind(cls) -> str:
@@ -118,6 +119,8 @@ class GradientSum(Question):
     def check(self, sample: Sample) -> None:
         if sample.objective is None:
             raise InvalidArgument("objective is missing: give Private(..., objective=Objective(module, loss)).")
+        if type(self.clip) is not Clip:  # a subclass could bound less than it is charged for
+            raise InvalidArgument(f"clip={type(self.clip).__name__} must be a Clip itself, not a class made from it.")
         if not self.clip.bounded:
             raise InvalidArgument(f"clip norm={self.clip.norm} must be finite: noise is drawn in proportion to it.")
         if self.views < 1:
@@ -134,8 +137,7 @@ class GradientSum(Question):
                     "objective.parameters()."
                 )
         self.clip.check(self.params)
-        rows = sample.first_rows()
-        if rows is not None:
+        if (rows := sample.first_rows()) is not None:
             probe = Probe.of(sample.objective)
             probe.trace(self.params, rows)
             if self.augment is not None:
@@ -182,8 +184,7 @@ class _OfRows(Question):
     row_map: RowMap
 
     def check(self, sample: Sample) -> None:
-        rows = sample.first_rows()
-        if rows is not None:
+        if (rows := sample.first_rows()) is not None:
             self._values(probe_rows(rows, 2, 0))
             check_row_map(self.row_map, rows)
 
@@ -298,10 +299,9 @@ class Histogram(_OfRows):
     discrete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise InvalidArgument(f"bins={self.bins} must be at least 1.")
-        if self.cap_per_unit < 1:
-            raise InvalidArgument(f"cap_per_unit={self.cap_per_unit} must be at least 1.")
+        for name, value in (("bins", self.bins), ("cap_per_unit", self.cap_per_unit)):
+            if value < 1:
+                raise InvalidArgument(f"{name}={value} must be at least 1.")
 
     @classmethod
     def law(cls, scale: float) -> Noise:

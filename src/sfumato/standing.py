@@ -36,6 +36,7 @@ class Standing:
     average: Ema | None = None
     iterates: Iterates | None = None
     alignments: Alignments | None = None
+    kept: list[int] = field(default_factory=list)  # steps whose iterates belong to this training, of a checkpoint
     whole: bool = True  # False while an update is half done
     drawn: Any = None  # of the public batches: a step that fails half-way may have drawn more
 
@@ -60,7 +61,8 @@ class Standing:
             "optimizer": self.optimizer.state_dict(),
             "public": self.drawn,
             "ema": None if self.average is None else self.average.weights,
-            "alignments": [] if self.alignments is None else self.alignments.to_list(),
+            "alignments": [] if self.alignments is None else self.alignments.up_to(self.step),
+            "iterates": self.kept if self.iterates is None else self.iterates.steps,
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -87,8 +89,7 @@ class Standing:
                 "with, or name another file."
             ) from error
         vars(self).update(plain)
-        if self.iterates is not None:
-            self.iterates.rewind(self.step)
+        self.kept = saved.get("iterates", [])
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.state = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, self.state)
 

@@ -25,7 +25,7 @@ from sfumato.averages import Ema
 from sfumato.checkpoint import check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
 from sfumato.diagnostics import Alignments, latest
-from sfumato.ensembles import Iterates
+from sfumato.ensembles import Iterates, evaluating
 from sfumato.errors import InvalidArgument, LedgerError, SfumatoError
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import calibration
@@ -138,15 +138,10 @@ def train(
             check_checkpoint(path, now.state)
         else:
             saved = None
-        if keep_last:
-            folder = None if path is None else path.with_name(f"{path.name}.iterates")
-            now.iterates = Iterates(last=keep_last, total=steps, folder=folder)
         if alignment:
             now.alignments = Alignments(public, math.nan, sampler.expected)
         if path is not None and saved is not None:
             now.restore(path, saved)
-        elif now.iterates is not None:
-            now.iterates.rewind(0)  # another training's, whose checkpoint is gone
 
         plan: Plan | None = None
         if known is None:
@@ -159,6 +154,10 @@ def train(
         counted = plan.taken if plan is not None else known.answers if known is not None else 0
         lost = counted - now.answers
         target = now.step if plan is None else _affordable(way, now.step, steps, plan.remaining())
+        if keep_last:
+            folder = None if path is None else path.with_name(f"{path.name}.iterates")
+            now.iterates = Iterates(last=keep_last, total=max(1, target), folder=folder)
+            now.iterates.retain(now.kept)
         if now.alignments is not None and plan is not None:
             now.alignments.noise_multiplier = plan.mechanisms[0].noise.scale
 
@@ -337,15 +336,13 @@ def _measure(
     """Loss and metrics on public and test data only; private rows are never measured here."""
     result: dict[str, float] = {}
     params = objective.parameters() if params is None else params
-    was_training = objective.module.training
-    objective.module.eval()
-    for prefix, data in (("public", public), ("test", test)):
-        if data is None:
-            continue
-        for label, measure in {"loss": objective.loss, **measures}.items():
-            values = data.losses(params, objective=Objective(objective.module, measure, objective.autocast))
-            result[f"{prefix}_{which}{label}"] = float(values.mean())
-    objective.module.train(was_training)
+    with evaluating(objective.module):
+        for prefix, data in (("public", public), ("test", test)):
+            if data is None:
+                continue
+            for label, measure in {"loss": objective.loss, **measures}.items():
+                values = data.losses(params, objective=Objective(objective.module, measure, objective.autocast))
+                result[f"{prefix}_{which}{label}"] = float(values.mean())
     return result
 
 

@@ -39,18 +39,18 @@ class AdaDPS(Upon):
 
     def init(self, params: Params) -> Any:
         v = {name: torch.zeros_like(p) for name, p in params.items()}
-        return {"v": v, "weight": 0.0, "below": super().init(params)}
+        return {"v": v, "below": super().init(params)}
 
     def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
         g = needed(public).gradient(params, self.public_batch)
         v = {n: self.memory * state["v"][n] + (1 - self.memory) * g[n].square() for n in g}
-        weight = self.memory * state["weight"] + 1 - self.memory  # what v still lacks in its first steps
-        update, below = super().step(state["below"], params, public, ask, scale=self.scale(g, v, weight), **handed)
-        return update, {"v": v, "weight": weight, "below": below}
+        update, below = super().step(state["below"], params, public, ask, scale=self.scale(g, v), **handed)
+        return update, {"v": v, "below": below}
 
-    def scale(self, g: Gradient, v: Params, weight: float) -> Gradient:
-        root = Gradient({n: (t / weight).sqrt() for n, t in v.items()})
+    def scale(self, g: Gradient, v: Params) -> Gradient:
+        root = Gradient({n: t.sqrt() for n, t in v.items()})  # its length is divided out, also that of a young mean
         typical = root.norm() / sum(t.numel() for t in v.values()) ** 0.5
         inverse = Gradient({n: 1 / (t / typical.clamp_min(1e-30).to(t) + self.damping) for n, t in root.items()})
         shrunk = (inverse * g).norm()
-        return inverse * torch.where(shrunk > 0, g.norm() / shrunk, torch.full_like(shrunk, 1 + self.damping))
+        # Without a public gradient there is nothing to scale by: 1 everywhere.
+        return inverse * torch.where(shrunk > 0, g.norm() / shrunk, torch.full_like(shrunk, self.damping))

@@ -11,6 +11,7 @@ from typing import Any
 
 from sfumato.algorithms.dp_sgd import as_clip, dp_sgd
 from sfumato.algorithms.method import Ask, Method, Params, needed
+from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient
 from sfumato.public import Public
 
@@ -40,5 +41,7 @@ def bounded_gradient(
     params: Params, public: Public, batch: int | None, longest: float, scale: Gradient | None
 ) -> Gradient:
     """The gradient of a public batch, so that the step it makes (under the scale, if any) is no longer than that."""
+    if not longest > 0:
+        raise InvalidArgument(f"origin_clip={longest} must be positive: it is the longest public step.")
     g_s = public.gradient(params, batch)
     return g_s * (g_s if scale is None else scale * g_s).shortening(longest)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sfumato.algorithms.method import Ask, Params
+from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient
 from sfumato.gradients.passes import Augment
 from sfumato.public import Public
@@ -31,7 +32,10 @@ def dp_sgd(
 
     Around an `origin` the gradients are clipped, and it is added back; under a `scale` they are measured, and stay.
     """
-    around = replace(as_clip(clip), origin=origin, scale=scale)
+    bare = as_clip(clip)
+    if bare.origin is not None or bare.scale is not None:
+        raise InvalidArgument("clip has an origin or a scale of its own: give them as origin= and scale=.")
+    around = replace(bare, origin=origin, scale=scale)
     answer: Gradient = ask(GradientMean(params, around, views=views, augment=augment, offsets=offsets))
     return around.restore(answer)
 

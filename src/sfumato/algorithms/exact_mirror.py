@@ -27,12 +27,10 @@ class ExactMirror(Upon):
 
     step_size: float  # eta
     strength: float
-    newton_steps: int = 8
-    cg_steps: int = 100
     tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
-        for name in ("step_size", "strength", "newton_steps", "cg_steps", "tolerance"):
+        for name in ("step_size", "strength", "tolerance"):
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name}={getattr(self, name)} must be positive.")
 
@@ -41,10 +39,5 @@ class ExactMirror(Upon):
         psi = MirrorMap(needed(public), params, self.strength)
         theta = psi.flat(params)
         target = psi.gradient(theta) - self.step_size * psi.flat(g)
-        moved = theta
-        for _ in range(self.newton_steps):
-            residual = target - psi.gradient(moved)
-            if residual.norm() <= self.tolerance * self.step_size * psi.flat(g).norm():
-                break
-            moved = moved + psi.solve(moved, residual, steps=self.cg_steps, tolerance=0.1)
+        moved = psi.where_gradient_is(target, theta, self.tolerance * self.step_size * psi.flat(g).norm())
         return Gradient(psi.named((theta - moved) / self.step_size)), state

@@ -67,6 +67,10 @@ class _Plain(Algorithm):
             return self.method.step(state, params, public, ask, **handed)
         return self.method(params, public, ask, **handed), state
 
+    def answers(self, steps: int) -> int:
+        said = getattr(self.method, "answers", None)
+        return steps if said is None else int(said(steps))
+
 
 def algorithm(method: Method | StatefulMethod) -> Algorithm:
     """Any method as an `Algorithm`."""

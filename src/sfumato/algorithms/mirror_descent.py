@@ -34,6 +34,8 @@ class MirrorDescent(Upon):
             raise InvalidArgument(f"decay_steps={self.decay_steps} must be positive: alpha falls until then.")
         if not 0 <= self.alpha_min <= 1:
             raise InvalidArgument(f"alpha_min={self.alpha_min} must lie in 0..1: it is a weight.")
+        if self.answer_clip is not None and not self.answer_clip > 0:
+            raise InvalidArgument(f"answer_clip={self.answer_clip} must be positive, or None.")
 
     def alpha(self, t: int) -> float:
         """The weight of the private gradient in step t, counted from 0."""

@@ -19,6 +19,7 @@ from sfumato.algorithms.upon import Upon
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
 from sfumato.public import Public
+from sfumato.questions import GradientMean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +40,18 @@ class ShrunkOrigin(Upon):
 
     def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
         p = bounded_gradient(params, needed(public), self.public_batch, self.origin_clip, handed.get("scale"))
-        u, below = super().step(state["below"], params, public, ask, origin=p * beta(state), **handed)
-        step = scaled(p, handed)
-        found = {"along": u.dot(step), "squared": step.dot(step)}
-        kept = {name: self.memory * state[name] + (1 - self.memory) * value for name, value in found.items()}
-        return u, {**kept, "below": below}
+        seen: list[Gradient] = []  # of the door itself: below, public gradients may be mixed in
+
+        def heard(question: GradientMean, **options: Any) -> Any:
+            seen.append(question.clip.restore(answer := ask(question, **options)))
+            return answer
+
+        update, below = super().step(state["below"], params, public, heard, origin=p * beta(state), **handed)
+        state, step = {**state, "below": below}, scaled(p, handed)
+        for u in seen:
+            for name, value in (("along", u.dot(step)), ("squared", step.dot(step))):
+                state[name] = self.memory * state[name] + (1 - self.memory) * value
+        return update, state
 
 
 def beta(state: Any) -> torch.Tensor:

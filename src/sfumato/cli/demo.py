@@ -141,12 +141,10 @@ def split(seed: int) -> tuple[Any, Any, Any]:
 
 
 def _model(seed: int) -> Any:
-    import torch
-
+    from sfumato.generators import own_generators
     from sfumato.models.basic import mlp
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_generators(seed):
         return mlp(64, 10)
 
 

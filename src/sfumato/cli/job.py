@@ -23,6 +23,7 @@ from sfumato.cli.record import check_same, read_record, recorded
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
 from sfumato.ensembles import Iterates, majority_vote, mean_logits
 from sfumato.errors import InvalidArgument
+from sfumato.generators import own_generators
 from sfumato.gradients import Clip
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting, calibration
@@ -190,8 +191,7 @@ def _warm_up(config: Config, objective: Objective, public: Public, progress: boo
     else:
         momentum = 0.9 if options.momentum is None else options.momentum
         optimizer = partial(torch.optim.SGD, lr=rate, momentum=momentum, weight_decay=decay)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.training.seed)  # views are drawn by torch's own generator
+    with own_generators(config.training.seed):  # views are drawn by torch's own
         losses = warm_up(
             objective,
             public,

@@ -15,6 +15,7 @@ from torch import nn
 from sfumato.cli.config import Config
 from sfumato.cli.sections import ModelSection
 from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.generators import own_generators
 from sfumato.gradients.probe import Probe
 from sfumato.models import basic
 from sfumato.objective import Loss, Objective, cross_entropy, squared_error
@@ -24,8 +25,7 @@ _LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared-error": squ
 
 def make_objective(config: Config, shape: tuple[int, ...]) -> Objective:
     """The module, initialised from the public seed, with its loss; InvalidArgument if it cannot be trained."""
-    with torch.random.fork_rng(devices=[]), _importable(config):
-        torch.manual_seed(config.training.seed)
+    with own_generators(config.training.seed), _importable(config):
         module = _module(config.model, shape)
     objective = Objective(module, _LOSSES[config.training.loss])
     _check_model(config, objective, shape)
@@ -95,7 +95,7 @@ def _check_model(config: Config, objective: Objective, shape: tuple[int, ...]) -
     """What the door would refuse after the plan is made is refused here, on made-up rows, before anything is."""
     rows = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     outputs, kind = config.model.outputs, config.model.kind
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with own_generators(), torch.no_grad():
         answer = _try(kind, lambda: objective.module.eval()(rows))
     objective.module.train()
     if tuple(answer.shape) != (4, outputs):

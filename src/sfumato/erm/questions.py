@@ -7,7 +7,7 @@ known without writing it out, and the clipped sum is X' c for one coefficient pe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class LinearGradientMean(Question):
     loss: Loss
     w: Tensor
     clip: float
+    draws: ClassVar[bool] = False
 
     @property
     def unit(self) -> float:

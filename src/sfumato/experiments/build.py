@@ -6,7 +6,6 @@ import math
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from sfumato.algorithms.ada_dps import AdaDPS
@@ -19,7 +18,8 @@ from sfumato.algorithms.mirror_descent import MirrorDescent
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.augment import Augmentation
-from sfumato.experiments.settings import Crops, Data, Model, Training
+from sfumato.experiments.settings import WITHOUT_STATE, Crops, Data, Model, Training
+from sfumato.generators import own_generators
 from sfumato.models.basic import linear, mlp
 from sfumato.models.convnets import cifar_convnet, convnet3
 from sfumato.models.wide_resnet import wide_resnet
@@ -29,8 +29,7 @@ CLASSES = 10  # of all data sets here
 
 def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
     """With first weights drawn by the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_generators(seed):
         if model.name == "wide-resnet":
             return wide_resnet(model.depth or 16, model.width or 4, CLASSES, channels=shape[0])
         if model.name == "cifar-convnet":
@@ -54,11 +53,14 @@ def private_batch(training: Training, data: Data) -> int:
 def make_method(training: Training, data: Data) -> Method | StatefulMethod:
     """The algorithms on top of each other, DP-SGD at the bottom."""
     made: Any = partial(dp_sgd, clip=training.clip, views=training.views, augment=make_augment(training.augment))
-    for name in reversed(training.method):
+    names = list(reversed(training.method))
+    for name in (n for n in names if n in WITHOUT_STATE):
         made = _on_top(name, training, made)
     if training.setting.endswith("extended"):
         private, public = _batches(training, data)
         made = Extended(private_batch=private, public_batch=public, method=made)
+    for name in (n for n in names if n not in WITHOUT_STATE):
+        made = _on_top(name, training, made)
     method: Method | StatefulMethod = made
     return method
 

@@ -24,7 +24,7 @@ OPTIONS = {  # the table with the options of a method
     "exact-mirror": "exact",
 }
 METHODS = ("dp-sgd", *OPTIONS)
-_WITHOUT_STATE = ("dp-sgd", "dope-sgd", "weight-multiplicity")
+WITHOUT_STATE = ("dp-sgd", "dope-sgd", "weight-multiplicity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,12 +229,14 @@ def _check_method(training: Training, where: str) -> None:
         raise InvalidArgument(
             f"{where}, method={list(method)} must name different methods, outermost first; all stand on dp-sgd."
         )
-    states = [name not in _WITHOUT_STATE for name in method]
+    states = [name not in WITHOUT_STATE for name in method]
     if states != sorted(states, reverse=True):
         raise InvalidArgument(
             f"{where}, method={list(method)} must begin with those that carry state: "
-            f"{', '.join(name for name in method if name not in _WITHOUT_STATE)}."
+            f"{', '.join(name for name in method if name not in WITHOUT_STATE)}."
         )
+    if "ada-dps" in method[1:]:
+        raise InvalidArgument(f"{where}, method={list(method)} must begin with ada-dps, which scales all below it.")
     if "exact-mirror" in method and training.exact is None:
         raise InvalidArgument(f"{where} has exact-mirror and no strength: add exact = {{ strength = ... }}.")
     if "mirror-descent" in method and training.mirror is None:

@@ -16,6 +16,7 @@ from sfumato.experiments.build import make_augment
 from sfumato.experiments.data import Rows
 from sfumato.experiments.scores import accuracy
 from sfumato.experiments.settings import Data, Model, Settings, WarmUp, digest
+from sfumato.generators import own_generators
 from sfumato.objective import Objective
 from sfumato.public import Public
 from sfumato.warmup import Sam, warm_up
@@ -44,14 +45,15 @@ def warm_start(
 
 def _key(data: Data, model: Model, options: WarmUp) -> str:
     """Of all that a warm-up depends on: the private rows are not among it."""
-    public = {name: getattr(data, name) for name in ("name", "public", "hold_out", "shuffled_labels", "split", "test")}
+    public = {
+        name: getattr(data, name)
+        for name in ("name", "public", "hold_out", "shuffled_labels", "split", "test", "resolution")
+    }
     return digest([public, vars(model), {**vars(options), "augment": vars(options.augment)}])
 
 
 def _train(objective: Objective, options: WarmUp, rows: Rows, seed: int, progress: bool) -> list[float]:
-    device = rows.public[0].device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)  # views come from torch's own generators
+    with own_generators(seed):  # views come from torch's own
         return warm_up(
             objective,
             Public(rows.public, seed=seed),

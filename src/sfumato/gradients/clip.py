@@ -48,6 +48,10 @@ class Clip:
                 f"stability={self.stability} must be positive and finite, or None to clip: it is what keeps short "
                 "gradients short."
             )
+        if self.stability is not None and self.bounded and not self.norm / self.stability < 1e30:
+            raise InvalidArgument(
+                f"stability={self.stability} is too small beside norm={self.norm}: raise it, to 0.01 for instance."
+            )
         for argument, value in (("origin", self.origin), ("scale", self.scale)):
             if value is not None:
                 if not isinstance(value, Gradient):

@@ -170,6 +170,7 @@ def per_unit(
     slack = 1 + 8 * torch.finfo(working).eps
     factors = torch.where(finite, clip.factors(norms * slack), 0.0)
     factors = factors.to(working).double()
+    factors = torch.where(torch.isfinite(factors), factors, 0.0)
     # Next to zero there are few digits to round to.
     factors = torch.where(factors < torch.finfo(working).tiny, 0.0, factors)
     if present is not None:

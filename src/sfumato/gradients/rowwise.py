@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import InvalidArgument
+from sfumato.generators import own_generators
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import mixed, probe_rows
 from sfumato.objective import Batch
@@ -55,7 +55,7 @@ def check_augment(augment: Augment, rows: Batch) -> None:
             raise InvalidArgument("augment must map row to row: it returned another number of rows than it was given.")
         return out
 
-    with _generators_kept():
+    with own_generators():
         for seed in range(2):
             before = seeded(first, seed)
             if not all(map(_same, before, seeded(first, seed))):
@@ -70,19 +70,6 @@ def check_augment(augment: Augment, rows: Batch) -> None:
                         "augment gives a row another value when other rows change (MixUp or CutMix between private "
                         "rows?): mix with public rows only."
                     )
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Puts all global generators back as they were."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        random.setstate(python_state)
 
 
 def _picked(batch: Batch, rows: list[int]) -> Batch:

@@ -1,0 +1,31 @@
+"""The global generators of torch, numpy and Python, lent to code that is not ours and put back as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def own_generators(seed: int | None = None) -> Iterator[None]:
+    """Whatever is drawn inside, or how much of it, leaves no trace outside; with a seed, it begins from that.
+
+    How often private rows draw (views, dropout) depends on how many were sampled. Outside, the same generators choose
+    public views and first weights: they must not know.
+    """
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+                random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
