@@ -8,6 +8,7 @@ method, so that one that is not installed costs one row of the table and nothing
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from torch import Tensor, nn
