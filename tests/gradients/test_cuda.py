@@ -62,3 +62,27 @@ def test_a_public_gradient_that_is_replayed_is_the_gradient() -> None:
         fresh = Public((images, labels), objective=objective).gradient(params)
         again = public.gradient(params)
         assert float((again - fresh).norm()) < 1e-2 * float(fresh.norm())
+
+
+def test_views_inside_the_door_leave_the_gpus_generator_alone() -> None:
+    """Also where a recording is replayed; and every answer has views of its own."""
+    drawn: list[torch.Tensor] = []
+
+    def jitter(batch: object) -> object:
+        x, y = batch  # type: ignore[misc]
+        noise = torch.rand(len(x), 1, device=x.device)
+        drawn.append(noise)
+        return x * (1 + noise), y
+
+    torch.manual_seed(0)
+    objective = Objective(torch.nn.Linear(4, 2).cuda(), cross_entropy)
+    data = torch.randn(64, 4).cuda(), torch.arange(64).cuda() % 2
+    private = Private(data, name="d", size=64, objective=objective, budget=Budget(9.0, 1e-3))
+    private.plan(Planned(GradientMean, 5.0, private.everyone(), 10))
+    question = GradientMean(objective.parameters(), Clip(1.0), views=2, augment=jitter)
+    before, seen = torch.cuda.get_rng_state(), []
+    for _ in range(5):
+        private.ask(question)
+        seen.append(drawn[-1].sum().item())
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    assert len(set(seen)) > 1
