@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.sparse import csr_array, csr_matrix
-from sklearn.base import clone
+from sklearn.base import RegressorMixin, clone
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
@@ -20,17 +20,27 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from sfumato import Ledger
 from sfumato.erm import (
+    AGDAverageClassifier,
+    AGDAverageRegressor,
+    AGDClassifier,
+    AGDRegressor,
     DPSGDClassifier,
     DPSGDRegressor,
     Hinge,
     Huber,
     NonPrivateClassifier,
     NonPrivateRegressor,
+    OutputPerturbationClassifier,
+    OutputPerturbationRegressor,
+    PNSGDClassifier,
+    PNSGDRegressor,
     PPSGDClassifier,
     PPSGDRegressor,
     PublicOnlyClassifier,
     PublicOnlyRegressor,
     PublicScaler,
+    SgdAdvancedClassifier,
+    SgdAdvancedRegressor,
     Square,
 )
 from sfumato.errors import InvalidArgument
@@ -44,7 +54,7 @@ def expected_failures(estimator: Any) -> dict[str, str]:
     if isinstance(estimator, NonPrivateClassifier | NonPrivateRegressor | PublicScaler):
         return {}
     failures = {"check_estimators_nan_inf": UNANNOUNCED}
-    if isinstance(estimator, PPSGDRegressor | DPSGDRegressor | PublicOnlyRegressor):
+    if isinstance(estimator, RegressorMixin):
         failures["check_supervised_y_no_nan"] = UNANNOUNCED
     if getattr(estimator, "not_private_seed", 0) is None:
         for check in ("check_fit_idempotent", "check_supervised_y_2d", "check_classifier_data_not_an_array"):
@@ -59,6 +69,16 @@ def expected_failures(estimator: Any) -> dict[str, str]:
         DPSGDClassifier(**SEEDED),
         DPSGDRegressor(**SEEDED),
         PPSGDClassifier(max_iter=2),
+        OutputPerturbationClassifier(**SEEDED),
+        OutputPerturbationRegressor(max_iter=None, l2=0.1, not_private_seed=0),
+        PNSGDClassifier(not_private_seed=0),
+        PNSGDRegressor(not_private_seed=0),
+        AGDClassifier(**SEEDED),
+        AGDRegressor(**SEEDED),
+        AGDAverageClassifier(**SEEDED),
+        AGDAverageRegressor(**SEEDED),
+        SgdAdvancedClassifier(**SEEDED),
+        SgdAdvancedRegressor(**SEEDED),
         PublicOnlyClassifier(),
         PublicOnlyRegressor(),
         NonPrivateClassifier(),

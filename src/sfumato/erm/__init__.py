@@ -1,12 +1,20 @@
 """Convex learning with a little public data: linear models as scikit-learn estimators."""
 
+from sfumato.erm.agd import AGDAverageClassifier, AGDAverageRegressor, AGDClassifier, AGDRegressor
 from sfumato.erm.descent import DPSGDClassifier, DPSGDRegressor
 from sfumato.erm.losses import Hinge, Huber, HuberisedHinge, Logistic, Square
+from sfumato.erm.output_perturbation import OutputPerturbationClassifier, OutputPerturbationRegressor
 from sfumato.erm.plain import NonPrivateClassifier, NonPrivateRegressor, PublicOnlyClassifier, PublicOnlyRegressor
+from sfumato.erm.pnsgd import PNSGDClassifier, PNSGDRegressor
 from sfumato.erm.ppsgd import PPSGDClassifier, PPSGDRegressor
 from sfumato.erm.preprocessing import PublicScaler
+from sfumato.erm.sgd_advanced import SgdAdvancedClassifier, SgdAdvancedRegressor
 
 __all__ = [
+    "AGDAverageClassifier",
+    "AGDAverageRegressor",
+    "AGDClassifier",
+    "AGDRegressor",
     "DPSGDClassifier",
     "DPSGDRegressor",
     "Hinge",
@@ -15,10 +23,16 @@ __all__ = [
     "Logistic",
     "NonPrivateClassifier",
     "NonPrivateRegressor",
+    "OutputPerturbationClassifier",
+    "OutputPerturbationRegressor",
+    "PNSGDClassifier",
+    "PNSGDRegressor",
     "PPSGDClassifier",
     "PPSGDRegressor",
     "PublicOnlyClassifier",
     "PublicOnlyRegressor",
     "PublicScaler",
+    "SgdAdvancedClassifier",
+    "SgdAdvancedRegressor",
     "Square",
 ]

@@ -1,0 +1,136 @@
+"""PNSGD, projected noisy SGD in one pass (Feldman, Mironov, Talwar and Thakurta 2018), for linear models.
+
+w <- P(w - eta (slope x + l2 w) + N(0, eta^2 sigma^2)), one row after the other, private rows first and public ones
+last, and only the last w leaves. Adjacency: replace-one.
+
+*Why it is private.* Let X and X' be the runs on neighbours that differ in the row of step t, driven by the same noise;
+before step t they are the same, and k = n + 1 - t steps are left. With eta <= 2 / (beta + l2) no later step moves two
+points apart, and step t at most 2 eta L. Between them let Y run, from Y = X' before step t, by
+Y <- (1 - s) phi'(Y) + s phi(X) + noise, where phi and phi' are the steps of the two runs. With s = 1/k, 1/(k-1), ..., 1
+each shift s (phi(X) - phi'(Y)) has norm at most a = 2 eta L / k, and Y ends at X. So each step of Y is one of X' that
+was shifted by at most a, and by something fixed before the noise of standard deviation eta sigma: all of them together
+are a Gaussian mechanism with (sensitivity / noise)^2 = k a^2 / (eta sigma)^2 = 4 L^2 / (sigma^2 k). Its divergence of
+order alpha, 2 alpha L^2 / (sigma^2 k), is that of Feldman et al.; that it bounds the whole trade-off, so that PLD may
+be used, is due to Bok, Su and Altschuler (2024). The worst private row is the last one, k = n_pub + 1.
+
+In the door's words: under replace-one a question of unit u and noise multiplier z moves by 2 u against noise z u. With
+u = eta L / sqrt(n_pub + 1) this is the mechanism above, and sigma = z L / sqrt(n_pub + 1).
+
+Without public rows the last row has no company, k = 1, and nothing is gained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from sfumato.erm.base import Classifier, Learned, Regressor
+from sfumato.erm.losses import Huber, Loss
+from sfumato.erm.rows import Rows
+from sfumato.erm.sealed import ROUNDING, SealedEstimator, SealedLinear, check_rate, largest_rate
+from sfumato.private import Private
+from sfumato.questions import Exact, Sample
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnePass(SealedLinear):
+    """The last of one pass's iterates; the last `n_pub` rows are public."""
+
+    eta: float
+    n_pub: int
+
+    # All the noise before the last step is drawn in one go, and that of the last step is added by the door itself.
+    releases: ClassVar[int] = 2
+
+    def check(self, sample: Sample) -> None:
+        super().check(sample)
+        check_rate(self.eta, self.loss, self.l2)
+
+    @property
+    def unit(self) -> float:
+        return self.eta * self.L / math.sqrt(self.n_pub + 1) * ROUNDING
+
+    def run(self, sample: Sample, noisy: Callable[[Exact], Any]) -> Any:
+        rows = self._rows(sample)
+        n = len(rows.y)
+        order = torch.from_numpy(_order(n - self.n_pub, n))
+        noise = noisy(torch.zeros(n - 1, self.width, dtype=torch.float64))
+        w, decay = torch.zeros(self.width, dtype=torch.float64), 1 - self.eta * self.l2
+        steps = zip(rows.X[order].unbind(), rows.y[order].unbind(), noise.unbind(), strict=False)
+        for x, y, z in steps:  # the shortest, the noise, ends it: all steps but one
+            slope = self._slope(w, x, y)
+            w = self._projected(w.mul_(decay).add_(x, alpha=-self.eta * slope).add_(z))
+        x, y = rows.X[order[-1]], rows.y[order[-1]]
+        return self._projected(noisy((w * decay).add_(x, alpha=-self.eta * self._slope(w, x, y))))
+
+    def _slope(self, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
+        return min(self.L, max(-self.L, float(self.loss.slope(torch.dot(x, w), y))))
+
+
+def _order(n_private: int, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Private rows in an order that is the same for all tables of that size (many are sorted), then the public ones."""
+    return np.concatenate([np.random.default_rng(0).permutation(n_private), np.arange(n_private, n)])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class _PNSGD(SealedEstimator):
+    learning_rate: float | None = None
+
+    def _loss(self) -> Loss:
+        loss = super()._loss()
+        if self.learning_rate is not None:
+            check_rate(self.learning_rate, loss, self.l2)
+        return loss
+
+    def _rate(self, loss: Loss, n: int, n_pub: int, width: int, z: float) -> float:
+        """R / (G sqrt(n)), where G^2 is what a noisy gradient can have in the mean, and R the radius, or 1."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        G = self._lipschitz(loss) * math.sqrt(1 + width * z**2 / (n_pub + 1))
+        return min(largest_rate(loss, self.l2), (self.radius or 1.0) / (G * math.sqrt(n)))
+
+    def _learn(self, private: Private, public: Rows | None, loss: Loss, width: int) -> Learned:
+        n, n_pub = private.size, 0 if public is None else len(public.y)
+        z = self._noise()
+        question = OnePass(
+            loss=loss,
+            width=width,
+            L=self._lipschitz(loss),
+            l2=self.l2,
+            radius=self.radius,
+            target_bound=self.target_bound,
+            eta=self._rate(loss, n, n_pub, width, z),
+            n_pub=n_pub,
+        )
+        w, epsilon = self._ask_once(private, question)
+        return Learned(w, n, epsilon)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PNSGDClassifier(Classifier, _PNSGD):
+    """PNSGD for two classes: one noisy pass over all rows, public ones last, of which only the last weights leave.
+
+    Args (beside those of `PrivateLinear` and `SealedEstimator`):
+        learning_rate: at most 2 / (smoothness + l2); None is radius / sqrt(n (L^2 + width sigma^2)), or that bound.
+
+    The hinge is refused, since its gradient jumps: use `HuberisedHinge`. Adjacency: replace-one.
+
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).uniform(-1, 1, (3000, 3))
+    >>> y = X[:, 0] > 0
+    >>> model = PNSGDClassifier(epsilon=4.0).fit(X[500:], y[500:], X[:500], y[:500])
+    >>> model.n_iter_, bool(3.9 < model.epsilon_ <= 4.0), bool(model.score(X, y) > 0.7)
+    (3000, True, True)
+    """
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PNSGDRegressor(Regressor, _PNSGD):
+    """PNSGD for linear regression, by default with the Huber loss; see `PNSGDClassifier`."""
+
+    _default_loss = Huber()  # type: ignore[assignment]
