@@ -65,7 +65,6 @@ ALGORITHMS: dict[str, Row] = {
 }
 # With these, what an algorithm adds to DP-SGD is nothing.
 COLLAPSED: dict[str, Row] = {
-    "normalised": lambda clip: partial(dp_sgd, clip=Clip(1e6 * clip, stability=1e6)),
     "shrunk_origin": lambda clip: ShrunkOrigin(origin_clip=1e-12, method=partial(dp_sgd, clip=clip)),
     "dope_sgd": lambda clip: partial(dope_sgd, origin_clip=1e-12, clip=clip),
     "mirror_descent": lambda clip: MirrorDescent(decay_steps=math.inf, method=partial(dp_sgd, clip=clip)),
@@ -126,6 +125,29 @@ def walk(method: Any, of: Objective, ask: Callable[..., Any], steps: int = STEPS
     return update, params, state
 
 
+def spied(ask: Callable[..., Any]) -> tuple[Callable[..., Any], list[GradientMean]]:
+    """The same, and what it was asked."""
+    asked: list[GradientMean] = []
+    return lambda question: [asked.append(question), ask(question)][1], asked
+
+
+class Direction(nn.Module):
+    """A row is its own gradient."""
+
+    def __init__(self, entries: int = 40) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(entries, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+def direction(p: Tensor) -> tuple[Objective, Public]:
+    """An objective, and public rows whose gradient is p."""
+    of = Objective(Direction(len(p)), lambda module, x: module(x))
+    return of, Public(p.expand(4, -1).clone(), objective=of)
+
+
 def apart(a: Any, b: Any) -> float:
     return float((Gradient(a) - Gradient(b)).norm())
 
@@ -138,10 +160,19 @@ def apart(a: Any, b: Any) -> float:
 def test_collapses_into_dp_sgd(name: str, clip: float) -> None:
     of = objective()
     ask = exactly(of, rows(ROWS, 2))
-    _, wanted, _ = walk(partial(dp_sgd, clip=1e6 if name == "normalised" else clip), of, ask)
-    _, found, _ = walk(COLLAPSED[name](1.0 if name == "normalised" else clip), of, ask)
+    _, wanted, _ = walk(partial(dp_sgd, clip=clip), of, ask)
+    _, found, _ = walk(COLLAPSED[name](clip), of, ask)
     assert apart(found, wanted) < 1e-5
     assert apart(wanted, of.parameters()) > 0.05  # something moved
+
+
+@pytest.mark.parametrize(("clip", "stability"), [(1e-3, 1e-12), (1e6, 1e6)], ids=["all long", "all short"])
+def test_normalising_is_clipping_where_all_gradients_are(clip: float, stability: float) -> None:
+    of = objective()
+    ask = exactly(of, rows(ROWS, 2))
+    _, wanted, _ = walk(partial(dp_sgd, clip=clip), of, ask)
+    _, found, _ = walk(partial(dp_sgd, clip=Clip(clip, stability=stability)), of, ask)
+    assert apart(found, wanted) < 1e-5 * apart(wanted, of.parameters())
 
 
 @pytest.mark.parametrize("name", ["dp_sgd", "dope_sgd", "shrunk_origin"])
@@ -188,6 +219,13 @@ def test_the_extended_batch_is_the_mean_over_all_its_rows() -> None:
     assert shares(4096, 48_000, 40_000) == (2234, 1862)
 
 
+def scale_by_hand(p: Gradient, v: dict[str, Tensor], damping: float) -> Gradient:
+    size = torch.cat([t.flatten() for t in v.values()]).mean().sqrt()
+    inverse = {n: 1 / (t.sqrt() / size + damping) for n, t in v.items()}
+    longer = float(p.norm() / Gradient({n: inverse[n] * p[n] for n in p}).norm())
+    return Gradient({n: longer * t for n, t in inverse.items()})
+
+
 def test_ada_dps_scales_before_the_clip_by_hand() -> None:
     of, data = objective(), rows(ROWS, 2)
     params, clip = of.parameters(), 0.3
@@ -195,16 +233,79 @@ def test_ada_dps_scales_before_the_clip_by_hand() -> None:
         AdaDPS(public_batch=None, damping=0.5, method=partial(dp_sgd, clip=clip)), of, exactly(of, data), 1
     )
     p = public(of).gradient(params)
-    size = torch.cat([t.flatten() for t in p.values()]).square().mean().sqrt()
-    scale = {n: 1 / (t.abs() / size + 0.5) for n, t in p.items()}
-    longer = float(p.norm() / Gradient({n: scale[n] * p[n] for n in p}).norm())
+    scale = scale_by_hand(p, {n: t.square() for n, t in p.items()}, 0.5)
     total = {n: torch.zeros_like(t) for n, t in params.items()}
     for i in range(ROWS):
         g = Public(tuple(t[i : i + 1] for t in data), objective=of).gradient(params)
-        x = Gradient({n: longer * scale[n] * g[n] for n in g})
+        x = Gradient({n: scale[n] * g[n] for n in g})
         c = min(1.0, clip / float(x.norm()))
         total = {n: total[n] + c * x[n] / ROWS for n in x}
     assert apart(update, total) < 1e-9
+
+
+def test_ada_dps_remembers_earlier_public_batches() -> None:
+    of = objective()
+    ask, asked = spied(exactly(of, rows(ROWS, 2)))
+    walk(AdaDPS(public_batch=6, damping=0.5, memory=0.7), of, ask, steps=2)
+    twin = public(of)
+    first, second = (twin.gradient(q.params, 6) for q in asked)
+    v = {n: 0.7 * 0.3 * first[n].square() + 0.3 * second[n].square() for n in first}
+    assert asked[1].clip.scale is not None
+    assert apart(asked[1].clip.scale, scale_by_hand(second, v, 0.5)) < 1e-9
+
+
+def test_ada_dps_without_a_public_gradient_scales_by_one() -> None:
+    of, hint = direction(torch.zeros(5, dtype=torch.float64))
+    ask, asked = spied(lambda q: Gradient({"w": torch.ones(5)}))
+    way = AdaDPS(damping=0.25)
+    way.step(way.init(of.parameters()), of.parameters(), hint, ask)
+    assert asked[0].clip.scale is not None
+    assert torch.allclose(asked[0].clip.scale["w"], torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        partial(Extended, private_batch=ROWS, public_batch=ROWS),
+        partial(MirrorDescent, decay_steps=2, public_batch=None),
+    ],
+    ids=["extended", "mirror_descent"],
+)
+def test_public_gradients_that_join_are_scaled_as_the_private_ones(inner: Callable[..., Any]) -> None:
+    """Public and private rows are the same and nothing is clipped: it is all scale * gradient."""
+    of, data = objective(), rows(ROWS, 2)
+    same, params = Public(data, objective=of), of.parameters()
+    ask, asked = spied(exactly(of, data))
+    way = AdaDPS(damping=0.1, method=inner(method=partial(dp_sgd, clip=1e6)))
+    state = way.init(params)
+    for _ in range(2):  # the first step of a mixture is private
+        update, state = way.step(state, params, same, ask)
+    scale, g = asked[1].clip.scale, same.gradient(params)
+    assert scale is not None
+    assert apart(update, {n: scale[n] * g[n] for n in g}) < 1e-9
+    assert float(update.dot(g) / (update.norm() * g.norm())) < 0.9  # the scale is seen
+
+
+def test_weights_are_moved_uphill_by_one_public_batch_each() -> None:
+    of, radius = objective(), 0.2
+    ask, asked = spied(exactly(of, rows(ROWS, 2)))
+    walk(partial(weight_multiplicity, views=3, radius=radius, public_batch=5), of, ask, steps=1)
+    twin, found = public(of), asked[0].offsets
+    assert found is not None
+    for v in found:
+        g = twin.gradient(of.parameters(), 5)
+        assert apart(v, g * (radius / float(g.norm()))) < 1e-12
+    assert min(apart(found[a], found[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 0.01
+
+
+def test_the_answer_is_shortened_and_the_public_gradient_is_not() -> None:
+    p, answer = torch.tensor([3.0, 0.0]).double(), torch.tensor([6.0, 8.0]).double()
+    of, hint = direction(p)
+    way = MirrorDescent(decay_steps=2, answer_clip=0.5, method=partial(dp_sgd, clip=1e6))
+    state = way.init(of.parameters())
+    for alpha in (1.0, 0.5**0.5):
+        update, state = way.step(state, of.parameters(), hint, lambda q: Gradient({"w": answer}))
+        assert torch.allclose(update["w"], alpha * answer / 20 + (1 - alpha) * p)
 
 
 def test_the_exact_mirror_step_solves_the_papers_equation() -> None:
@@ -231,6 +332,21 @@ def test_the_exact_mirror_step_solves_the_papers_equation() -> None:
     for n in theta:
         before, after = (seen.gradient(at)[n] / strength + at[n] for at in (theta, moved))
         assert torch.allclose(after, before - eta * noisy[n], atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_mirror_step_on_a_nearly_flat_map(seed: int) -> None:
+    torch.manual_seed(seed)
+    strength, eta = 1e-3, 100.0
+    of = Objective(nn.Linear(WIDTH, CLASSES).double(), cross_entropy)
+    g = Gradient({n: torch.randn_like(p) for n, p in of.parameters().items()})
+    g = g * (10 / float(g.norm()))
+    seen, theta = public(of), of.parameters()
+    u, _ = ExactMirror(step_size=eta, strength=strength).step(None, theta, seen, lambda q: g)
+    moved = {n: p - eta * u[n] for n, p in theta.items()}
+    before, after = (seen.gradient(at) * (1 / strength) + Gradient(at) for at in (theta, moved))
+    assert apart(after, before - g * eta) <= 1e-3 * eta * 10
+    assert 0 < apart(moved, theta) <= eta * 10 * (1 + 1e-6)
 
 
 def test_a_loss_that_is_not_convex_is_no_mirror_map() -> None:
@@ -382,6 +498,10 @@ def test_an_algorithm_is_a_short_file() -> None:
     [
         lambda: MirrorDescent(decay_steps=0),
         lambda: MirrorDescent(decay_steps=5, alpha_min=1.5),
+        lambda: MirrorDescent(decay_steps=5, answer_clip=0.0),
+        lambda: MirrorDescent(decay_steps=5, answer_clip=-1.0),
+        lambda: walk(partial(dope_sgd, origin_clip=-1), objective(), lambda q: None),
+        lambda: walk(ShrunkOrigin(origin_clip=-1), objective(), lambda q: None),
         lambda: AdaDPS(damping=0.0),
         lambda: AdaDPS(memory=1.0),
         lambda: ShrunkOrigin(memory=-0.1),
@@ -394,7 +514,81 @@ def test_what_makes_no_sense_is_refused(wrong: Callable[[], Any]) -> None:
         wrong()
 
 
+@pytest.mark.parametrize("own", ["origin", "scale"])
+def test_a_clip_brings_no_origin_or_scale_of_its_own(own: str) -> None:
+    params = objective().parameters()
+    ask, asked = spied(lambda q: Gradient(params))
+    with pytest.raises(InvalidArgument, match="of its own"):
+        dp_sgd(params, None, ask, clip=Clip(1.0, **{own: Gradient(params)}))  # type: ignore[arg-type]
+    assert not asked
+
+
+def test_somebodys_own_object_says_how_often_it_asks() -> None:
+    class Own:
+        def init(self, params: Any) -> Any: ...
+
+        def step(self, state: Any, params: Any, public: Any, ask: Any, **handed: Any) -> Any: ...
+
+        def answers(self, steps: int) -> int:
+            return steps // 3
+
+    assert algorithm(Own()).answers(12) == 4
+    assert AdaDPS(method=Own()).answers(12) == 4
+    assert algorithm(dp_sgd).answers(12) == 12
+
+
 # ------------------------------------------------------------------------------------------------ origins
+
+
+@pytest.mark.parametrize(
+    ("method", "state"),
+    [
+        (partial(dope_sgd, origin_clip=0.05), None),
+        (ShrunkOrigin(origin_clip=0.05), {"along": torch.tensor(2.0), "squared": torch.tensor(1.0), "below": None}),
+    ],
+    ids=["dope_sgd", "shrunk_origin"],
+)
+@pytest.mark.parametrize("size", [7.0, 0.1])
+def test_the_step_that_the_origin_makes_is_bounded_under_a_scale(method: Any, state: Any, size: float) -> None:
+    of = objective()
+    ask, asked = spied(exactly(of, rows(ROWS, 2)))
+    torch.manual_seed(0)
+    scale = Gradient({n: size * (1 + torch.rand_like(p)) for n, p in of.parameters().items()})
+    algorithm(method).step(state, of.parameters(), public(of), ask, scale=scale)
+    assert asked[0].clip.origin is not None
+    assert float((scale * asked[0].clip.origin).norm()) == pytest.approx(0.05)
+
+
+def test_what_the_shrunk_origin_remembers_after_two_steps_by_hand() -> None:
+    p = torch.tensor([1.0, 2.0, -1.0]).double()
+    first, second = torch.tensor([1.0, 0.5, 0.0]).double(), torch.tensor([0.0, -1.0, 4.0]).double()
+    of, hint = direction(p)
+    way, answers = ShrunkOrigin(memory=0.7, origin_clip=10.0), iter((first, second))
+    ask, asked = spied(lambda q: Gradient({"w": next(answers)}))
+    state = way.init(of.parameters())
+    for _ in range(2):
+        _, state = way.step(state, of.parameters(), hint, ask)
+    share = 2 / 6  # <first, p> / <p, p>
+    assert asked[1].clip.origin is not None
+    assert torch.allclose(asked[1].clip.origin["w"], share * p)
+    assert float(state["along"]) == pytest.approx(0.7 * 0.3 * 2 + 0.3 * (-6 + share * 6))
+    assert float(state["squared"]) == pytest.approx((0.7 * 0.3 + 0.3) * 6)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [MirrorDescent(decay_steps=10), Extended(private_batch=1, public_batch=9)],
+    ids=["mirror_descent", "extended"],
+)
+def test_public_gradients_mixed_in_below_are_no_evidence_for_the_origin(inner: Any) -> None:
+    p = torch.tensor([0.6, 0.8]).double()
+    of, hint = direction(p)
+    way = ShrunkOrigin(memory=0.0, method=inner)
+    state = way.init(of.parameters())
+    for _ in range(10):
+        update, state = way.step(state, of.parameters(), hint, lambda q: Gradient({"w": -p}))
+        assert float(beta(state)) == 0.0
+    assert float(update["w"] @ p) > 0.5  # what is mixed in at last points the other way
 
 
 def test_the_shrunk_origin_finds_how_much_public_data_is_worth() -> None:
@@ -402,17 +596,7 @@ def test_the_shrunk_origin_finds_how_much_public_data_is_worth() -> None:
     torch.manual_seed(0)
     p, spread = torch.randn(40, dtype=torch.float64), torch.randn(60, 40, dtype=torch.float64)
     p, spread = p / p.norm(), spread - spread.mean(0)
-
-    class Direction(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.zeros(40, dtype=torch.float64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.w
-
-    of = Objective(Direction(), lambda module, x: module(x))
-    hint = Public(p.expand(4, 40).clone(), objective=of)
+    of, hint = direction(p)
     for a, wanted in ((0.6, 0.6), (1.0, 1.0), (3.0, 1.0), (0.0, 0.0), (-0.5, 0.0)):
         for clip in (1.0, 20.0):  # most gradients are about 6 long
             way = ShrunkOrigin(public_batch=None, origin_clip=10.0, method=partial(dp_sgd, clip=clip))

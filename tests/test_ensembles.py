@@ -151,6 +151,13 @@ def test_rewinding_removes_later_steps_and_their_files(folder: Path | None) -> N
     assert len(iterates) == 0
 
 
+def test_only_the_steps_of_this_training_are_retained(folder: Path | None) -> None:
+    iterates = trained(Iterates(last=4, total=11, folder=folder), 1, 10)
+    iterates.retain([3, 9])
+    assert iterates.steps == steps_of(iterates) == [9]
+    assert folder is None or [path.name for path in folder.iterdir()] == ["step-000009.safetensors"]
+
+
 def test_steps_done_again_replace_the_lost_past_even_without_rewind(folder: Path | None) -> None:
     iterates = trained(Iterates(last=4, total=11, folder=folder), 1, 11)
     iterates.keep({"w": torch.full((2,), 99.0)}, 9)

@@ -17,6 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from sfumato import Ledger
+from sfumato.algorithms.ada_dps import AdaDPS
+from sfumato.algorithms.extended import Extended
+from sfumato.algorithms.shrunk_origin import ShrunkOrigin
+from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.data.samplers import Poisson
 from sfumato.ensembles import Iterates
 from sfumato.errors import InvalidArgument
@@ -28,6 +32,7 @@ from sfumato.experiments.runner import Job, jobs, run_job
 from sfumato.experiments.scores import all_scores, choice
 from sfumato.experiments.spec import Cell, Spec, load_spec
 from sfumato.experiments.table import entries, entry, markdown
+from sfumato.experiments.warm import _key
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
@@ -110,6 +115,24 @@ def test_one_warm_up_serves_all_warm_cells(spec: Spec, tmp_path: Path) -> None:
     assert records[1]["run"]["sampler"]["batch_size"] == round(private)
     run_job(job_of(spec, "warm", tmp_path, seed=1), device=CPU)
     assert len(list((tmp_path / "warm-ups").iterdir())) == 2
+
+
+@pytest.mark.parametrize("change", [{"split": 1}, {"resolution": 224}], ids=["split", "resolution"])
+def test_other_public_rows_have_another_warm_up(spec: Spec, change: dict[str, int]) -> None:
+    settings = next(c for c in spec.cells if c.row == "warm").settings["smoke"]
+    assert settings.warm_up is not None
+    before, after = (
+        _key(data, settings.model, settings.warm_up) for data in (settings.data, replace(settings.data, **change))
+    )
+    assert before != after
+
+
+def test_public_rows_join_below_the_methods_that_carry_state(tmp_path: Path) -> None:
+    text = SMALL.replace('method = ["dope-sgd"]', 'method = ["ada-dps", "shrunk-origin", "weight-multiplicity"]')
+    cell = next(c for c in load_spec(write_spec(tmp_path, text)).cells if c.row == "extended")
+    method: Any = make_method(cell.settings["smoke"].training, cell.settings["smoke"].data)
+    stack = [type(method), type(method.method), type(method.method.method), method.method.method.method.func]
+    assert stack == [AdaDPS, ShrunkOrigin, Extended, weight_multiplicity]
 
 
 def test_given_noise_is_charged_for_what_is_asked(spec: Spec, tmp_path: Path) -> None:

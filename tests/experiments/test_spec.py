@@ -185,6 +185,11 @@ def test_a_base_is_begun_with(tmp_path: Path) -> None:
             'method = ["dope-sgd", "ada-dps"]',
             "must begin with those that carry state: ada-dps",
         ),
+        (
+            'method = ["mirror-descent"]',
+            'method = ["mirror-descent", "ada-dps"]',
+            "must begin with ada-dps, which scales",
+        ),
         ('method = ["dope-sgd"]', 'method = ["dope-sgd"]\nada = { damping = 2 }', "gives ada"),
         ("mirror = { decay_steps = 4 }", "", "no decay_steps"),
         ('needs = "synthesis"', 'needs = "synthetic"', "did you mean 'synthesis'"),
