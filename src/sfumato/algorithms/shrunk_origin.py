@@ -32,9 +32,7 @@ class ShrunkOrigin(Upon):
 
     def __post_init__(self) -> None:
         if not (0 <= self.memory < 1 and self.origin_clip > 0):
-            raise InvalidArgument(
-                f"memory={self.memory} must lie in [0, 1) and origin_clip={self.origin_clip} above 0."
-            )
+            raise InvalidArgument(f"memory={self.memory} must lie in [0, 1), origin_clip={self.origin_clip} above 0.")
 
     def init(self, params: Params) -> Any:
         nothing = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
