@@ -57,7 +57,7 @@ def sfumato_origin(module: nn.Module, loss: Loss, clip: float, chunk: int) -> St
     def step(batch: Batch) -> Any:
         if not around:
             origin = Public(batch, objective=objective).gradient(parameters, 16)
-            around.append(Clip(clip, origin=origin.clipped(1e-6 * clip)))
+            around.append(Clip(clip, origin=origin.clipped(1e-7)))
         return clipped_sum(objective, parameters, batch, clip=around[0])
 
     return step
