@@ -45,7 +45,7 @@ class _Exact(LinearModel):
 @dataclass(kw_only=True, eq=False, repr=False)
 class _PublicOnly(_Exact):
     def _minimise(self, rows: Rows, public: Rows | None, loss: Loss) -> Learned:
-        self.ledger_ = "No private row was looked at."
+        self.ledger_ = "No private row was looked at; without declared or public classes, the private labels name them."
         if public is None:
             return Learned(torch.zeros(rows.X.shape[1], dtype=torch.float64), 0, 0.0)
         return self._minimum(public, loss, 0.0)
