@@ -250,8 +250,7 @@ def _show(rows: list[Row], out: Path, seconds: float) -> None:
     )
     console.print(
         "Hyper-parameters were chosen on public rows alone and are the same for all, but for DOPE-SGD's clip norm. The "
-        "noise is fresh every time and moves private accuracies by about a point, so one run is no ranking. On average "
-        "over six splits the warm start was worth a point, DOPE-SGD another one, and mirror descent next to nothing.",
+        "noise is fresh every time and moves private accuracies by about a point, so one run is no ranking.",
         highlight=False,
     )
     console.print(

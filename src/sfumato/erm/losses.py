@@ -50,7 +50,9 @@ class Loss(ABC):
     def lipschitz_within(self, radius: float, target_bound: float) -> float:
         """The largest |slope| while |w| <= radius, |x| <= 1 and |y| <= target_bound."""
         if self.lipschitz is None:
-            raise NotImplementedError
+            raise InvalidArgument(
+                f"loss={type(self).__name__} has no largest slope: define lipschitz_within, or use another loss."
+            )
         return self.lipschitz
 
 
