@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato import Budget, Clip, GradientMean, Objective, Private, cross_entropy
 from sfumato.augment import Augmentation, AutoAugment, Chain, CutMix
-from sfumato.augment.policy import CIFAR10, Operation, Policy, Step
+from sfumato.augment.policy import CIFAR10, TRIVIAL, Operation, Policy, Step
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.rowwise import check_augment
 
@@ -149,6 +149,17 @@ def test_the_cifar10_policy_gives_what_pillow_gives_as_often(device: str) -> Non
         for key in common:
             expected = rows * possible[key]
             assert abs(seen[key] - expected) < 5 * expected**0.5
+
+
+def test_the_trivial_policy_is_one_operation_at_any_level() -> None:
+    """Against the paper's list of 14, in which all are equally likely; inverting is not among them."""
+    operations = Counter(first.operation for first, _ in TRIVIAL)
+    assert set(operations) == set(Operation) - {Operation.INVERT}
+    assert len(operations) == 14
+    assert set(operations.values()) == {10}
+    assert {first.level for first, _ in TRIVIAL} == set(range(10))
+    assert {first.probability for first, _ in TRIVIAL} == {1.0}
+    assert {second.probability for _, second in TRIVIAL} == {0.0}
 
 
 def test_the_policy_is_the_published_one() -> None:

@@ -58,7 +58,7 @@ def test_what_needs_generated_images_cannot_be_run() -> None:
     assert {column for _, column in runnable["000-table3"]} == {"original setting"}
     assert {column for _, column in runnable["000-table2"]} == {"DP-SGD (cold)", "DP-SGD (warm)"}
     assert len(runnable["000-table1"]) == 2
-    assert len(runnable["cifar10-public"]) == len(find_spec("cifar10-public").cells) == 15
+    assert len(runnable["cifar10-public"]) == len(find_spec("cifar10-public").cells) == 19
 
 
 @pytest.mark.parametrize(("epsilon", "epochs", "rate"), [(1, 15, 0.5), (2, 30, 0.5), (4, 30, 1.0), (6, 20, 2.0)])
@@ -67,7 +67,7 @@ def test_warm_trainings_are_as_long_as_paper_002_says(epsilon: int, epochs: int,
         cell.settings["paper"].training
         for name in ("000-table2", "000-table3", "002-table9", "cifar10-public")
         for cell in find_spec(name).cells
-        if not cell.settings["paper"].training.setting.startswith("cold")
+        if not cell.settings["paper"].training.setting.startswith("cold") and "TrivialAugment" not in cell.row  # ours
     ]
     same = [t for t in warm if t.epsilon == epsilon]
     assert same

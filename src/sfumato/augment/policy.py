@@ -1,4 +1,5 @@
-"""AutoAugment's operations and the policy found for CIFAR-10 (Cubuk, Zoph, Mane, Vasudevan and Le, CVPR 2019)."""
+"""AutoAugment's operations, the policy found for CIFAR-10 (Cubuk, Zoph, Mane, Vasudevan and Le, CVPR 2019), and one
+that was not searched for on anybody's images (TrivialAugment, Mueller and Hutter, ICCV 2021)."""
 
 from __future__ import annotations
 
@@ -129,3 +130,15 @@ CIFAR10 = _policy(
     (_O.TRANSLATE_Y, 0.7, 9, _O.AUTO_CONTRAST, 0.9, 1),
 )
 """The 25 sub-policies of the paper's appendix: an image draws one, and makes its steps with their probabilities."""
+
+NEVER = Step(_O.IDENTITY, 0.0)
+TRIVIAL: Policy = tuple(
+    (Step(operation, 1.0, level), NEVER)
+    for operation in Operation
+    if operation != _O.INVERT
+    for level in range(GREATEST + 1)
+)
+"""TrivialAugment: one operation, all equally likely, at a level drawn at random.
+
+CIFAR-10's policy was found with training images of CIFAR-10: where those count as private, take this one.
+"""

@@ -17,7 +17,7 @@ from sfumato.algorithms.method import Method, StatefulMethod
 from sfumato.algorithms.mirror_descent import MirrorDescent
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
-from sfumato.augment import Augmentation
+from sfumato.augment import TRIVIAL, Augmentation, AutoAugment, Chain
 from sfumato.experiments.settings import WITHOUT_STATE, Crops, Data, Model, Training
 from sfumato.generators import own_generators
 from sfumato.models.basic import linear, mlp
@@ -41,7 +41,10 @@ def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
         return mlp(math.prod(shape), CLASSES, model.hidden or (64,))
 
 
-def make_augment(crops: Crops) -> Augmentation | None:
+def make_augment(crops: Crops) -> Augmentation | Chain | None:
+    if crops.trivial:
+        first = Augmentation(pad=crops.pad, flip=crops.flip)
+        return Chain(first, AutoAugment(TRIVIAL), Augmentation(pad=0, flip=False, cutout=crops.cutout))
     return None if crops == Crops() else Augmentation(pad=crops.pad, flip=crops.flip, cutout=crops.cutout)
 
 

@@ -56,6 +56,7 @@ class Crops:
     pad: int = 0
     flip: bool = False
     cutout: int = 0
+    trivial: bool = False  # TrivialAugment, before the cutout
 
 
 @dataclass(frozen=True, kw_only=True)
