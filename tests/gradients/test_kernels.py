@@ -420,7 +420,7 @@ def test_no_row_adds_more_than_the_clip_norm(seed: int) -> None:
     ordinary = (x.clone(), dy.clone())
     sizes = torch.tensor(list(NASTY.values()), device=DEVICE)
     dy *= torch.nan_to_num(sizes, 1.0, 1.0).reshape(-1, *[1] * (dy.ndim - 1))
-    x[-2:, ..., 0] = sizes[-2:].reshape(-1, *[1] * (x.ndim - 2))
+    x[-2:] = sizes[-2:].reshape(-1, *[1] * (x.ndim - 1))  # everywhere: strides leave some columns unread
     place = list(NASTY).index("cancels")
 
     def augment(batch: Batch) -> Batch:
@@ -598,7 +598,7 @@ def test_too_large_a_micro_batch_is_halved(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_micro_batch_comes_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     module, batch = make("standardised", 64)[0].module, make("standardised", 64)[1]
     chosen, sums = [], []
-    for free in (None, 64 << 20, 8 << 20):
+    for free in (None, 8 << 20, 1 << 20):
         objective = Objective(module, cross_entropy)
         if free is not None:
             monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
@@ -606,7 +606,7 @@ def test_the_micro_batch_comes_from_free_memory(monkeypatch: pytest.MonkeyPatch)
         (size,) = Probe.of(objective).sizes.values()
         chosen.append(size)
         assert size & (size - 1) == 0
-    assert chosen[0] > chosen[1] > chosen[2]
+    assert chosen[0] >= chosen[1] > chosen[2]
     for ours in sums[1:]:
         assert oracle.relative_error(ours, sums[0]) <= 1e-5
 
@@ -647,7 +647,8 @@ class Waits(nn.Module):
         self.layer = nn.Linear(24, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.largest = x.abs().max().item()
+        if x.abs().max().item() > 1e6:
+            raise ArithmeticError
         return self.layer(x).mean(1)
 
 

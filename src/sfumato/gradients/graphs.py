@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 Compute = Callable[[Any], dict[str, Tensor]]
 
 _MOST = 8  # recordings kept; they share their memory, but each has inputs of its own
+_BY_VALUE = (bool, int, float, str, type(None))
 _HELD_UP = 0.8  # share of the time that Python may take to queue a micro-batch, before it is recorded
 
 
@@ -162,7 +163,7 @@ def _state_of(thing: Any) -> Iterator[Hashable]:
 
 def _attributes(values: dict[Any, Any]) -> Iterator[Hashable]:
     for name, value in values.items():
-        if isinstance(value, bool | int | float | str | None):
+        if isinstance(value, _BY_VALUE):
             yield name, value
         elif isinstance(value, Tensor):
             yield name, id(value), value.data_ptr()
