@@ -31,6 +31,8 @@ from sfumato.gradients.contributions import (
 
 _HALVES = 2  # 16-bit matrices that an origin is split into: what they leave is far below the rounding of its products
 
+_BLOCKS = 16  # of a product, added up in working precision
+
 
 def outer_ghost_pays(R: int, outputs: int, inputs: int) -> bool:
     """Gram matrices cost R^2 (O + I); instantiating costs about as much as the weighted sum, plus passes over O * I."""
@@ -98,7 +100,8 @@ class Outer(Contribution):
         ghost = Ghost(self._scaled_single(scale), ghost.a, ghost.ab)
         if origin is None:
             return ghost.squared
-        return ghost.around(scale * origin, self.inner(scale * scale * origin), self.sizes, size=ghost.squared.sqrt())
+        inner, size = self.inner(scale * scale * origin), ghost.squared.sqrt()
+        return ghost.around(scale * origin, inner, self.sizes, error=self.inner_error, size=size)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -143,25 +146,25 @@ class Outer(Contribution):
         """<g_i, matrix> for every unit; off by `inner_error` times the two lengths."""
         if self.one_hot:
             return (matrix[self.a] * self.b).double().sum((1, 2))
-        total = torch.zeros((), dtype=torch.float64, device=self.b.device)
         if self.by_kernel and self.b.shape[1] > 1:
             from sfumato.kernels import inner
 
             return inner.inner(self.wide, self.b, inner.halves(matrix, _HALVES))  # whose products are exact
-        for b, columns in zip(
-            torch.split(self.b, PRODUCT_BLOCK, 2), torch.split(matrix, PRODUCT_BLOCK, 1), strict=True
-        ):
-            total = total + ((b.to(matrix.dtype) @ columns.T) * self.a).double().sum((1, 2))
-        return total
+        # Contracted over the longer side first, so that what is left for float64 is small.
+        if self.outputs > self.b.shape[2]:
+            return (_in_blocks(self.a, matrix) * self.b).double().sum((1, 2))
+        return (_in_blocks(self.b, matrix.T) * self.a).double().sum((1, 2))
 
     @property
     def inner_error(self) -> float:
-        inputs = self.b.shape[2]
         if self.by_kernel and self.b.shape[1] > 1:
             from sfumato.kernels import inner
 
             return inner.inner_error(*self.sizes, _HALVES)
-        return rounding(summed_in(self.b.dtype), inputs + 8, product=True)
+        precision = summed_in(self.b.dtype)
+        # Some blocks, and the product with the other factor, are in working precision too.
+        more = (_BLOCKS + 2) * torch.finfo(precision).eps / 2
+        return rounding(precision, max(self.sizes[1:]) + 8, product=True) + more
 
     def weighted_sum(self, factors: Tensor, at_once: int) -> Tensor:
         if self.by_kernel:
@@ -191,6 +194,20 @@ class Outer(Contribution):
         self.b = self.b.masked_fill(~mask, 0.0)
         if not self.one_hot:
             self.a = self.a.masked_fill(~mask, 0.0)
+
+
+def _in_blocks(rows: Tensor, matrix: Tensor) -> Tensor:
+    """(U, R, K) x (K, N), with no chain of additions longer than a block, and some blocks."""
+    U, R, K = rows.shape
+    flat, whole = rows.reshape(U * R, K), None
+    for first in range(0, K, _BLOCKS * PRODUCT_BLOCK):
+        part = torch.zeros(U * R, matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+        for start in range(first, min(first + _BLOCKS * PRODUCT_BLOCK, K), PRODUCT_BLOCK):
+            block = slice(start, start + PRODUCT_BLOCK)
+            part.addmm_(flat[:, block].to(matrix.dtype), matrix[block])
+        whole = part if whole is None else whole.double().add_(part)
+    assert whole is not None  # K is the width of a layer
+    return whole.view(U, R, -1)
 
 
 def _side_by_side(parts: Sequence[Outer]) -> Outer:
