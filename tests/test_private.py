@@ -569,6 +569,22 @@ def test_a_sealed_method_gets_the_noise_that_was_charged() -> None:
         private.ask(RidgeMean(math.inf, 1000, 10.0), noise=50.0, sampler=private.everyone())
 
 
+@pytest.mark.parametrize("inside", [0, 1, 2])
+def test_only_what_a_sealed_method_keeps_inside_is_off_the_grid(inside: int) -> None:
+    class Two(RidgeMean):
+        releases: ClassVar[int] = 2
+
+        def run(self, sample: Sample, noisy: Callable[[Exact], Any]) -> Any:
+            return [noisy(torch.zeros(50, dtype=torch.float64)) for _ in range(2)]
+
+    Two.inside = inside  # type: ignore[attr-defined]
+    private = door(torch.zeros(5, 3), budget=Budget(8.0, 1e-6))
+    draws = private.ask(Two(2.0, 1000, 10.0), noise=200.0, sampler=private.everyone())
+    grid = 2.0 ** (math.floor(math.log2(200.0 * 2.0 / 1010)) - 20)
+    on_grid = [bool((draw / grid == (draw / grid).round()).all()) for draw in draws]
+    assert on_grid == [False] * inside + [True] * (2 - inside)
+
+
 def test_a_sealed_method_moves_by_at_most_its_unit() -> None:
     question = RidgeMean(0.5, 1000, 10.0)
     data = [rows(8), torch.cat([rows(8), 1e6 * torch.ones(1, 3)])]

@@ -1,7 +1,12 @@
-"""A convex public loss as a mirror map: its gradient, and the inverse of its Hessian by conjugate gradients."""
+"""Strongly convex functions as mirror maps: where a step in the gradient's space ends, by Newton's method.
+
+`MirrorMap` is what exact mirror descent needs of any; `ObjectiveMap` is the loss of a small model on public rows.
+Linear models have their own, in closed form (`erm.mirror_descent`).
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -11,14 +16,83 @@ from torch.utils._pytree import tree_map
 from sfumato.errors import InvalidArgument
 from sfumato.public import Public
 
-_NEWTON_STEPS, _CG_STEPS, _HALVINGS = 50, 200, 30
+_NEWTON_STEPS, _CG_STEPS, _BISECTIONS = 200, 1000, 40
 
 
-class MirrorMap:
-    """Psi(theta) = (mean loss of all public rows) / strength + |theta|^2 / 2, on flat vectors in float64.
+class MirrorMap(ABC):
+    """Psi, on vectors of float64. No eigenvalue of its Hessian is below `least`."""
+
+    least: float
+
+    @abstractmethod
+    def gradient(self, theta: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def hessian(self, theta: Tensor) -> Callable[[Tensor], Tensor]:
+        """The Hessian at theta, as what it makes of a vector."""
+
+    def moved(self, theta: Tensor, by: Tensor, tolerance: float) -> Tensor:
+        """Where grad Psi is that at theta plus `by`, up to tolerance * |by|: Newton's method on Psi - <target, .>."""
+        target, residual, near = self.gradient(theta) + by, by, tolerance * by.norm()
+        for _ in range(_NEWTON_STEPS):
+            if residual.norm() <= near:
+                return theta
+            step = self.solve(theta, residual, tolerance=0.1)
+            along = self._along(theta, step, residual, target)
+            if along is None:
+                break  # as near as float precision comes
+            theta, residual = along
+        if residual.norm() > 100 * near:
+            raise InvalidArgument("The mirror step was not found: take shorter steps, raise strength or use float64.")
+        return theta
+
+    def _along(self, theta: Tensor, step: Tensor, residual: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A point along the step, and target - grad Psi there: half as far from the target, or downhill all the way.
+
+        As Psi is convex, the way down to a point is downhill if it still is so there; no value of Psi is needed, whose
+        rounding would end the search too early. Losses whose curvature jumps need more than steps that are halved.
+        """
+        steepest, low, high = residual.dot(step), 0.0, 1.0
+        t = 1.0
+        for _ in range(_BISECTIONS):
+            there = theta + t * step
+            left = target - self.gradient(there)
+            slope = left.dot(step)
+            if left.norm() <= residual.norm() / 2 or (slope >= 0 and (t == 1 or slope <= steepest / 2)):
+                return there, left
+            low, high = (t, high) if slope >= 0 else (low, t)
+            t = (low + high) / 2
+        return None
+
+    def solve(self, theta: Tensor, wanted: Tensor, *, tolerance: float) -> Tensor:
+        """x with H x = wanted, up to tolerance * |wanted|, where H is the Hessian at theta: conjugate gradients."""
+        times = self.hessian(theta)
+        x, residual, enough = torch.zeros_like(wanted), wanted, tolerance * wanted.norm()
+        direction, squared = residual, residual.dot(residual)
+        for _ in range(_CG_STEPS):
+            if squared.sqrt() <= enough:
+                break
+            curved = times(direction)
+            curvature = direction.dot(curved)
+            if not curvature > 0.5 * self.least * direction.dot(direction):
+                raise InvalidArgument(
+                    "The public loss is not convex at these parameters, so it is no mirror map: use a linear model, or "
+                    "MirrorDescent, which is of first order."
+                )
+            along = squared / curvature
+            x, residual = x + along * direction, residual - along * curved
+            squared, before = residual.dot(residual), squared
+            direction = residual + squared / before * direction
+        return x
+
+
+class ObjectiveMap(MirrorMap):
+    """Psi(theta) = (mean loss of all public rows) / strength + |theta|^2 / 2, by automatic differentiation.
 
     All rows go through in one piece: it is made for small convex models.
     """
+
+    least = 1.0
 
     def __init__(self, public: Public, params: Mapping[str, Tensor], strength: float) -> None:
         if public.objective is None:
@@ -39,45 +113,14 @@ class MirrorMap:
     def gradient(self, theta: Tensor) -> Tensor:
         return self._slopes(theta)[1].detach()
 
-    def where_gradient_is(self, target: Tensor, start: Tensor, tolerance: Tensor) -> Tensor:
-        """Newton's method; a step that does not bring the gradient nearer to its target is halved."""
-        theta, residual = start, target - self.gradient(start)
-        for _ in range(_NEWTON_STEPS):
-            if residual.norm() <= tolerance:
-                return theta
-            step = self._solve(theta, residual, steps=_CG_STEPS, tolerance=0.1)
-            for _ in range(_HALVINGS):
-                nearer = target - self.gradient(theta + step)
-                if nearer.norm() < residual.norm():
-                    theta, residual = theta + step, nearer
-                    break
-                step = step / 2
-            else:
-                break  # as near as float precision comes
-        if residual.norm() > 100 * tolerance:
-            raise InvalidArgument("The mirror step was not found: lower step_size, raise strength or use float64.")
-        return theta
+    def hessian(self, theta: Tensor) -> Callable[[Tensor], Tensor]:
+        leaf, slope = self._slopes(theta, again=True)
 
-    def _solve(self, theta: Tensor, wanted: Tensor, *, steps: int, tolerance: float) -> Tensor:
-        """x with H x = wanted, where H is the Hessian at theta: conjugate gradients, as no eigenvalue is below 1."""
-        times = self._hessian(theta)
-        x, residual, enough = torch.zeros_like(wanted), wanted, tolerance * wanted.norm()
-        direction, squared = residual, residual.dot(residual)
-        for _ in range(steps):
-            if squared.sqrt() <= enough:
-                break
-            curved = times(direction)
-            curvature = direction.dot(curved)
-            if not curvature > 0.5 * direction.dot(direction):
-                raise InvalidArgument(
-                    "The public loss is not convex at these parameters, so it is no mirror map: use a linear model, or "
-                    "MirrorDescent, which is of first order."
-                )
-            along = squared / curvature
-            x, residual = x + along * direction, residual - along * curved
-            squared, before = residual.dot(residual), squared
-            direction = residual + squared / before * direction
-        return x
+        def times(vector: Tensor) -> Tensor:
+            (product,) = torch.autograd.grad(slope, leaf, vector, retain_graph=True)
+            return product
+
+        return times
 
     def _slopes(self, theta: Tensor, *, again: bool = False) -> tuple[Tensor, Tensor]:
         """theta as a leaf and grad Psi there, to be differentiated again if wanted."""
@@ -87,12 +130,3 @@ class MirrorMap:
             psi = psi + leaf.dot(leaf) / 2
             (slope,) = torch.autograd.grad(psi, leaf, create_graph=again)
         return leaf, slope
-
-    def _hessian(self, theta: Tensor) -> Callable[[Tensor], Tensor]:
-        leaf, slope = self._slopes(theta, again=True)
-
-        def times(vector: Tensor) -> Tensor:
-            (product,) = torch.autograd.grad(slope, leaf, vector, retain_graph=True)
-            return product
-
-        return times

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
@@ -141,6 +142,7 @@ class Private:
         self._plan: Plan | None = None
         self._reserved: dict[str, Plan] = {}
         self._shown: Batch | None = None
+        self._some = _spread(present, _SHOWN)
 
     # -------------------------------------------------------------------------------------------- samplers
 
@@ -199,7 +201,7 @@ class Private:
         """
         if (noise is None) != (sampler is None):
             raise InvalidArgument("noise and sampler go together: give both for an adaptive question, or neither.")
-        with own_generators():
+        with own_generators() if getattr(question, "draws", True) else nullcontext():
             self._check(question)
         if noise is None or sampler is None:
             plan = self._reserved.get(question.kind(), self._plan)
@@ -218,7 +220,8 @@ class Private:
             sample = self._sample(drawn, expected=mechanism.sampler.expected)
             if isinstance(question, Sealed):
                 return question.run(sample, self._sealed(question, mechanism))
-            noisy = self._privatized(question.exact(sample), question, mechanism)
+            exact, form = question.exact(sample), question.symmetric
+            noisy = privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=form)
         return question.release(noisy, mechanism.sampler.expected)
 
     def statement(self) -> Statement:
@@ -229,9 +232,8 @@ class Private:
 
     def _own_randomness(self, question: Any) -> AbstractContextManager[None]:
         """What private rows draw from the global generators comes from a secret seed, and leaves no trace in them."""
-        if not getattr(question, "draws", True):
-            return nullcontext()
-        return own_generators(int(self._noise.sampling.integers(2**63)))
+        draws = getattr(question, "draws", True)
+        return own_generators(int(self._noise.sampling.integers(2**63))) if draws else nullcontext()
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -266,7 +268,7 @@ class Private:
 
     def _sealed(self, question: Sealed, mechanism: Mechanism) -> Callable[[Exact], Any]:
         """Lends a sealed question its noise, as often as its proof allows."""
-        left = question.releases
+        left, inside = question.releases, getattr(question, "inside", 0)  # the first so many draws do not leave
 
         def noisy(exact: Exact) -> Any:
             nonlocal left
@@ -276,13 +278,10 @@ class Private:
                     f"{question.kind()} drew noise more than releases={question.releases} times: declare how often its "
                     "proof allows."
                 )
-            return self._privatized(exact, question, mechanism)
+            kept = question.releases - left <= inside
+            return privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, inside=kept)
 
         return noisy
-
-    def _privatized(self, exact: Exact, question: Question | Sealed, mechanism: Mechanism) -> Any:
-        symmetric = isinstance(question, Question) and question.symmetric
-        return privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=symmetric)
 
     def _mechanism(self, line: Planned) -> Mechanism:
         question, noise, sampler, times = line
@@ -304,38 +303,41 @@ class Private:
             raise InvalidArgument(
                 f"noise={noise!r} does not fit {cls.kind()}: counts take discrete noise, others Gaussian."
             )
-        return Mechanism(
-            question=cls.kind(),
-            noise=noise,
-            sampler=sampler,
-            times=times,
-            replace_factor=cls.replace_factor,
+        mechanism = Mechanism(
+            question=cls.kind(), noise=noise, sampler=sampler, times=times, replace_factor=cls.replace_factor
         )
+        mechanism.check_terms(question)
+        return mechanism
 
     def _check(self, question: Question | Sealed) -> None:
         if not isinstance(question, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean(params, Clip(1.0)).")
         with self._inside():
-            question.check(self._sample(_spread(self._present, _SHOWN), shown=self._rows_to_check_with()))
+            question.check(self._sample(self._some, shown=self._rows_to_check_with()))
         if not (np.isfinite(question.unit) and question.unit > 0):
             raise InvalidArgument(f"unit={question.unit} must be positive and finite: bound what one unit contributes.")
 
     def _check_planned(self, question: Question | Sealed, plan: Plan) -> None:
         """Refuse a question that only shares its name with the one that was planned."""
-        for mechanism in plan.mechanisms:
+        for mechanism in (m for m in plan.mechanisms if m.question == question.kind()):
             same = _fits(type(question), mechanism.noise) and mechanism.replace_factor >= question.replace_factor
-            if mechanism.question == question.kind() and not same:
+            if not same:
                 raise InvalidArgument(f"{question.kind()} is planned with another noise or replace_factor: rename it.")
+            mechanism.check_terms(question)
 
     def _sample(self, indices: Indices, *, shown: Batch | None = None, expected: float | None = None) -> _Sample:
         shared = (self._source, self._groups, indices, self._reduction, self.objective, self.performance)
-        return _Sample(*shared, shown=shown, expected=expected)
+        return _Sample(*shared, self._rows_at_once, shown=shown, expected=expected)
+
+    @cached_property
+    def _rows_at_once(self) -> int:
+        limit = max(1, _PART_BYTES // max(1, self._source.row_bytes))
+        return min(limit, self.performance.load_rows) if isinstance(self._source, DatasetSource) else limit
 
     def _rows_to_check_with(self) -> Batch | None:
         """Some rows from all over the data, since its first ones are often of one class; kept for later checks."""
         if self._shown is None and self._present:
-            units = _spread(self._present, _SHOWN)
-            rows = units if self._groups is None else np.concatenate([self._groups[u][:1] for u in units])
+            rows = self._some if self._groups is None else np.concatenate([self._groups[u][:1] for u in self._some])
             self._shown = self._source.gather(rows)
         return self._shown
 
@@ -359,17 +361,15 @@ class _Sample:
     reduction: str
     objective: Objective | None
     performance: Performance
+    limit: int
     shown: Batch | None = None
     expected: float | None = None
 
     def parts(self) -> Iterator[tuple[Batch, Units]]:
-        limit = max(1, _PART_BYTES // max(1, self.source.row_bytes))
-        if isinstance(self.source, DatasetSource):
-            limit = min(limit, self.performance.load_rows)
         parts = [
             (part, records)
             for records, units in self._by_records()
-            for part in np.split(units, range(max(1, limit // records), len(units), max(1, limit // records)))
+            for part in np.split(units, range(max(1, self.limit // records), len(units), max(1, self.limit // records)))
             if len(part)
         ]
         batches = (self._part(part, records) for part, records in parts)

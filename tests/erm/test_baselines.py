@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,13 @@ def test_what_is_not_covered_by_a_proof_is_refused_before_the_door_opens(estimat
         (DescentWeights(loss=Logistic(), width=D, L=1.0, n=40, eta=8.1, T=3), "learning_rate=8.1"),
         (DescentWeights(loss=Hinge(), width=D, L=1.0, n=40, eta=0.1, T=3), "use HuberisedHinge"),
         (Minimiser(loss=Hinge(), width=D, L=1.0, n=40, l2=0.1), "use HuberisedHinge"),
-        (OnePass(loss=Logistic(), width=D, L=1.0, eta=8.1, n_pub=3), "learning_rate=8.1"),
-        (OnePass(loss=Square(), width=D, L=1.0, eta=0.1, n_pub=3), "give a projection radius"),
+        (OnePass(loss=Logistic(), width=D, L=1.0, eta=8.1, n_pub=3, n=40, z=20.0), "learning_rate=8.1"),
+        (OnePass(loss=Square(), width=D, L=1.0, eta=0.1, n_pub=3, n=40, z=20.0), "give a projection radius"),
+        (OnePass(loss=Logistic(), width=D, L=1.0, eta=0.1, n_pub=3, n=40, z=10.0), "is not what the proof of OnePass"),
+        (OnePass(loss=Logistic(), width=D, L=1.0, eta=0.1, n_pub=3, n=41, z=20.0), "n=41 of OnePass must be"),
+        (OnePass(loss=Logistic(), width=D, L=1.0, eta=0.1, n_pub=40, n=40, z=20.0), "n_pub=40"),
+        (DescentWeights(loss=Logistic(), width=D, L=1.0, n=20, eta=0.1, T=3), "n=20 of DescentWeights must be"),
+        (Minimiser(loss=HuberisedHinge(), width=D, L=1.0, n=40, l2=0.1, target_bound=3.0), "target_bound=3.0"),
     ],
     ids=str,
 )
@@ -238,13 +244,25 @@ def test_where_newton_fails_the_minimiser_is_found_all_the_same() -> None:
     assert float((w - ran(fine, *rows)).norm()) <= 2 * failing.tau / 0.1
 
 
+class Stuck(Logistic):
+    """No slope is a number: neither Newton's method nor descent gets anywhere."""
+
+    def slope(self, z: Tensor, y: Tensor) -> Tensor:
+        return torch.full_like(z, math.nan)
+
+
+def test_what_cannot_be_minimised_gives_the_answer_without_rows() -> None:
+    question = Minimiser(**constants(Stuck(), None), l2=0.1, n=n)
+    assert torch.equal(ran(question, *neighbours(0)[0]), torch.zeros(D, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("n_pub", [0, 7])
 @pytest.mark.parametrize(("loss", "radius"), SMOOTH, ids=str)
 def test_one_pass_moves_neighbours_by_at_most_one_gradient_step(loss: Loss, radius: float | None, n_pub: int) -> None:
     """What the proof of PNSGD needs of the map: with the same noise the ends are at most 2 eta L apart."""
     assert loss.smoothness is not None
     eta = 2 / loss.smoothness
-    question = OnePass(**constants(loss, radius), eta=eta, n_pub=n_pub)
+    question = OnePass(**constants(loss, radius), eta=eta, n_pub=n_pub, n=n, z=3.0)
     assert question.unit * math.sqrt(n_pub + 1) == pytest.approx(eta * question.L, rel=1e-5)
     assert furthest(question) <= math.sqrt(n_pub + 1) * (1 + 1e-9)
     if isinstance(loss, HuberisedHinge):
@@ -302,21 +320,90 @@ def test_the_charge_of_pnsgd_is_tight_for_a_single_private_row() -> None:
     n_pub, eta, z = 24, 0.1, 3.0
     X = torch.zeros(n_pub + 1, 6, dtype=torch.float64)
     X[0, 0] = 1.0
-    question = OnePass(loss=HuberisedHinge(), width=6, L=1.0, eta=eta, n_pub=n_pub)
+    question = OnePass(loss=HuberisedHinge(), width=6, L=1.0, eta=eta, n_pub=n_pub, n=n_pub + 1, z=z)
     ends = []
     for label in (-1.0, 1.0):
         y = torch.full((n_pub + 1,), label, dtype=torch.float64)
         budget, seed = Budget(900.0, 1e-5), NotPrivateSeed(0)  # the same noise twice: the distance is exact
         private = Private((X, y), name="t", adjacency="replace-one", budget=budget, seed=seed)
-        private.reserve(Planned(OnePass, z, private.everyone(), 200))
+        private.reserve(Planned(question, z, private.everyone(), 200))
         ends.append(torch.stack([private.ask(question) for _ in range(200)]).numpy())
     assert np.allclose(ends[1] - ends[0], [2 * eta, 0, 0, 0, 0, 0])
     assert_std((ends[0] + ends[1]) / 2, 2 * eta / (question.replace_factor / z))
 
 
+def test_the_noise_inside_is_not_on_the_grid_of_answers_and_the_last_one_is() -> None:
+    """Item 2a: on a grid of 2^-20 it could be recognised from outside."""
+    drawn: list[Tensor] = []
+
+    class Seen(OnePass):
+        def run(self, sample: Any, noisy: Callable[[Any], Any]) -> Any:
+            def kept(exact: Any) -> Any:
+                drawn.append(noisy(exact))
+                return drawn[-1]
+
+            return super().run(sample, kept)
+
+    private = Private(neighbours(0)[0], name="t", adjacency="replace-one", budget=Budget(1.0, 1e-6))
+    question = Seen(loss=Logistic(), width=D, L=1.0, eta=0.1, n_pub=3, n=40, z=20.0)
+    private.ask(question, noise=20.0, sampler=private.everyone())
+    grid = 2.0 ** (math.floor(math.log2(20.0 * question.unit)) - 20)
+    inner, last = (noise / grid for noise in drawn)
+    assert float((last - last.round()).abs().max()) == 0
+    assert float((inner - inner.round()).abs().mean()) == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize(("loss", "radius"), SMOOTH, ids=str)
+def test_a_step_of_one_pass_rounds_by_less_than_is_counted(loss: Loss, radius: float | None) -> None:
+    """Against the same steps, from the same points, in fractions."""
+    assert loss.smoothness is not None
+    g = torch.Generator().manual_seed(0)
+    X, y = 2 * torch.rand(200, D, dtype=torch.float64, generator=g) - 1, torch.ones(200, dtype=torch.float64)
+    question = OnePass(**constants(loss, radius), eta=1 / loss.smoothness, l2=0.1, n_pub=9, n=200, z=3.0)
+    rows = question._within(X, y)
+    w = torch.linspace(-0.3, 0.3, D, dtype=torch.float64) * (radius or 50.0)
+    worst = 0.0
+    for x, target in zip(rows.X, rows.y, strict=True):
+        z = 0.1 * torch.randn(D, dtype=torch.float64, generator=g)
+        slope = question._slope(w, x, target)
+        stepped = question._projected((w * (1 - question.eta * 0.1)).add(x, alpha=-question.eta * slope) + z)
+        exact = [Fraction(v) for v in w.tolist()]
+        score = sum((Fraction(a) * b for a, b in zip(x.tolist(), exact, strict=True)), Fraction(0))
+        true_slope = Fraction(_slope_of(loss, float(score), float(score - Fraction(float(score))), float(target)))
+        true_slope = min(Fraction(question.L), max(-Fraction(question.L), true_slope))
+        moved = [
+            v * (1 - Fraction(question.eta) * Fraction(0.1))
+            - Fraction(question.eta) * true_slope * Fraction(a)
+            + Fraction(b)
+            for v, a, b in zip(exact, x.tolist(), z.tolist(), strict=True)
+        ]
+        length = math.sqrt(float(sum(v * v for v in moved)))
+        shrunk = Fraction(min(1.0, (radius or math.inf) / length))
+        off = [float(Fraction(a) - b * shrunk) for a, b in zip(stepped.tolist(), moved, strict=True)]
+        worst = max(worst, math.hypot(*off))
+        w = stepped
+    assert 0 < worst < question.error < 1e-9
+
+
+def _slope_of(loss: Loss, z: float, more: float, y: float) -> float:
+    """The slope at z + more, by its derivative where float64 has no room for the sum."""
+    at, target = torch.tensor([z], dtype=torch.float64), torch.tensor([y], dtype=torch.float64)
+    return float(loss.slope(at, target)) + more * float(loss.curvature(at, target))
+
+
+def test_what_rounding_costs_pnsgd_is_next_to_nothing_and_refused_where_it_is_not() -> None:
+    large = OnePass(loss=Logistic(), width=100, L=1.0, eta=0.1, n_pub=2000, n=10**6, z=8.0)
+    assert 1 < large.unit * math.sqrt(2001) / 0.1 < 1.01
+    few = OnePass(loss=Logistic(), width=D, L=1.0, eta=0.1, n_pub=39, n=40, z=1e13)
+    assert few.unit > 1.1 * few._without_error
+    private = Private(neighbours(0)[0], name="t", adjacency="replace-one", budget=Budget(1.0, 1e-6))
+    with pytest.raises(InvalidArgument, match="round too much in float64"):
+        private.ask(few, noise=1e13, sampler=private.everyone())
+
+
 def test_one_pass_is_sgd_with_public_rows_last() -> None:
     X, y = (torch.from_numpy(a) for a in (table(30)[0], 2.0 * table(30)[1] - 1))
-    question = OnePass(loss=Logistic(), width=D, L=1.0, l2=0.1, eta=1.5, n_pub=4)
+    question = OnePass(loss=Logistic(), width=D, L=1.0, l2=0.1, eta=1.5, n_pub=4, n=30, z=3.0)
 
     def sgd(order: list[int]) -> Tensor:
         w = torch.zeros(D, dtype=torch.float64, requires_grad=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -27,6 +29,7 @@ from sfumato.privacy.mechanisms import (
     Gaussian,
     Mechanism,
     Noise,
+    SealedGaussian,
 )
 
 AR, RO = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
@@ -38,6 +41,7 @@ ORDERS = (
     + [80, 100, 128, 160, 200, 256, 320, 400, 512, 640, 800, 1024]
 )
 FULL = FullBatch(size=1000)
+SAMPLED = Poisson(size=1000, batch_size=10)
 Array = npt.NDArray[np.float64]
 
 
@@ -309,6 +313,104 @@ def test_discrete_laplace_is_pure() -> None:
     assert epsilon_of(mechanism, 1e-9, RO) == pytest.approx(1.0, rel=2e-3)
     assert renyi([mechanism], [1e4], AR)[0] == pytest.approx(0.5, rel=1e-3)
     assert renyi([mechanism], [1e4], RO)[0] == pytest.approx(1.0, rel=1e-3)
+
+
+# --- oracles: what states its own epsilon and delta -------------------------------------------------------------------
+
+
+def stated(
+    epsilon: float, delta: float, sampler: Sampler = FULL, times: int = 1, scale: float = 7.0, proven: Adjacency = RO
+) -> Mechanism:
+    noise = SealedGaussian(scale, epsilon=epsilon, delta=delta, adjacency=proven)
+    return Mechanism(question="test", noise=noise, sampler=sampler, times=times, replace_factor=0.0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e6])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.013, 1e-9), (0.7, 1e-6), (3.3, 1e-6), (40.0, 1e-3)])
+def test_one_answer_costs_what_its_proof_states_whatever_the_noise(epsilon: float, delta: float, scale: float) -> None:
+    for adjacency in (AR, RO):
+        mechanism = stated(epsilon, delta, scale=scale, proven=adjacency)
+        cost = accounting.epsilon([mechanism], delta=delta, adjacency=adjacency)
+        assert cost.epsilon == pytest.approx(epsilon, rel=1e-9)
+        assert cost.accountant.startswith("PLD")
+        assert epsilon_of(mechanism, delta * 0.999, adjacency) == math.inf
+        assert delta_of(mechanism, epsilon, adjacency) == pytest.approx(delta, rel=1e-6)
+        assert delta_of(mechanism, epsilon * 1.5, adjacency) == pytest.approx(delta, rel=1e-6), "it never goes away"
+
+
+def test_repeated_statements_are_the_optimal_composition() -> None:
+    """Kairouz, Oh and Viswanath (2015): 1 - (1 - delta)^k (1 - delta of k randomised responses)."""
+    times, each, fails = 30, 0.25, 1e-5
+    losses = each * (2 * np.arange(times + 1) - times)
+    masses = binom.pmf(np.arange(times + 1), times, 1 / (1 + math.exp(-each)))
+    for epsilon in (1.03, 2.2, 4.4):
+        responses = float(np.sum(masses * np.maximum(0, -np.expm1(epsilon - losses))))
+        exact = 1 - (1 - fails) ** times * (1 - responses)
+        assert exact <= delta_of(stated(each, fails, times=times), epsilon, RO) <= exact * 1.1
+
+
+def test_a_statement_and_a_gaussian_compose_as_they_should() -> None:
+    """With probability delta everything is known, else the loss is that of the Gaussian plus or minus epsilon."""
+    each, fails, noise = 0.8, 1e-5, 5.0
+    plan = [stated(each, fails), ask(Gaussian(noise))]
+    mu, up = 2 / noise, 1 / (1 + math.exp(-each))
+    for epsilon in (1.0, 2.0, 3.0):
+        rest = up * gaussian_delta(mu, epsilon - each) + (1 - up) * gaussian_delta(mu, epsilon + each)
+        exact = fails + (1 - fails) * rest
+        got = accounting.delta(plan, epsilon=epsilon, adjacency=RO).delta
+        assert exact * (1 - 1e-6) <= got <= exact * 1.01
+    whole = accounting.epsilon(plan, delta=2e-5, adjacency=RO).epsilon
+    assert whole <= each + epsilon_of(ask(Gaussian(noise)), 1e-5, RO), "never above the sum of the parts"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "adjacency", "accountant", "remedy"),
+    [
+        (stated(1.0, 1e-6), RO, RDP, "first plan of its account, or make the account with a SumFilter"),
+        (stated(1.0, 1e-6), AR, PLD, "about replace-one adjacency, so declare that"),
+        (stated(1.0, 1e-6, proven=AR), RO, PLD, "about add-remove adjacency, so declare that"),
+        (stated(1.0, 1e-6, SAMPLED), RO, PLD, "ask it of the FullBatch"),
+        (stated(1.0, 1e-6, SAMPLED), RO, RDP, "ask it of the FullBatch"),
+        (stated(1.0, 1e-6, FixedSize(size=1000, batch_size=10)), RO, RDP, "ask it of the FullBatch"),
+    ],
+)
+def test_a_statement_is_never_taken_for_a_gaussian(
+    mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant, remedy: str
+) -> None:
+    with pytest.raises(UnsupportedAccounting, match=remedy) as caught:
+        event(mechanism, adjacency, accountant)
+    assert str(caught.value).startswith("question='test'")
+    assert str(caught.value).count(".") == 1, "one sentence"
+    with pytest.raises(UnsupportedAccounting, match=remedy):
+        renyi([mechanism], [3.0], adjacency)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise": Gaussian(3.0)}, "give the SealedGaussian of its proof"),
+        ({"noise": DiscreteLaplace(3.0)}, "give the SealedGaussian of its proof"),
+        ({"replace_factor": 2.0}, "test has none: use Gaussian"),
+        ({"replace_factor": 1.0}, "test has none: use Gaussian"),
+    ],
+)
+def test_statements_and_questions_without_a_bound_go_together(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        replace(stated(1.0, 1e-6), **changes)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (501.0, 0.1), (math.nan, 0.1), (1.0, 1.0), (1.0, -0.1)])
+def test_impossible_statements(epsilon: float, delta: float) -> None:
+    with pytest.raises(InvalidArgument, match=r"(epsilon|delta)="):
+        stated(epsilon, delta)
+
+
+@pytest.mark.parametrize("mechanism", [stated(1.0, 1e-6), ask(Gaussian(3.0)), ask(DiscreteLaplace(2.0))])
+def test_mechanisms_survive_storage(mechanism: Mechanism) -> None:
+    kept = Mechanism.from_json(json.loads(json.dumps(mechanism.to_json())))
+    assert kept == mechanism
+    assert type(kept.noise) is type(mechanism.noise)
+    assert epsilon_of(kept, 1e-5, RO) == epsilon_of(mechanism, 1e-5, RO)
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

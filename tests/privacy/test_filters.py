@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sfumato.data.samplers import FullBatch, Poisson
-from sfumato.errors import BudgetExceeded, InvalidArgument
+from sfumato.errors import BudgetExceeded, InvalidArgument, UnsupportedAccounting
 from sfumato.privacy import accounting
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter, RenyiFilter, SumFilter
 from sfumato.privacy.ledger import Account, Ledger
-from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
+from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism, SealedGaussian
 
 ADD_REMOVE = Adjacency.ADD_REMOVE
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
@@ -171,3 +171,45 @@ def test_sums_give_nothing_back_once_an_answer_was_taken() -> None:
 def test_renyi_filter_takes_no_delta_share() -> None:
     with pytest.raises(InvalidArgument, match="delta_share"):
         account().charge(gaussian(20.0), delta_share=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ stated costs
+
+
+def stated(epsilon: float, delta: float) -> Mechanism:
+    noise = SealedGaussian(5.0, epsilon=epsilon, delta=delta, adjacency=ADD_REMOVE)
+    return Mechanism(question="minimum", noise=noise, sampler=FullBatch(size=1000), replace_factor=0.0)
+
+
+def test_the_renyi_filter_refuses_what_only_states_epsilon_and_delta() -> None:
+    ledger_account = account()
+    with pytest.raises(UnsupportedAccounting, match="make the account with a SumFilter") as caught:
+        ledger_account.charge(stated(0.1, 1e-6))
+    assert str(caught.value).count(".") == 1, "one sentence"
+    assert ledger_account.left() == BUDGET.epsilon
+
+
+def test_as_a_first_plan_it_takes_the_whole_account_under_the_renyi_filter() -> None:
+    ledger_account = account()
+    plan = ledger_account.plan([stated(0.3, 1e-6)])
+    assert ledger_account.epsilon_spent() <= 0.3
+    plan.take("minimum")
+    plan.close()
+    with pytest.raises(BudgetExceeded, match="fits the budget only as one composition"):
+        ledger_account.charge(gaussian(1e4))
+    with pytest.raises(BudgetExceeded):
+        account().plan([stated(1.1, 1e-6)])
+    with pytest.raises(BudgetExceeded):
+        account().plan([stated(0.1, 2e-5)])
+
+
+def test_sums_take_what_is_stated() -> None:
+    ledger_account = account(SumFilter())
+    for _ in range(3):
+        ledger_account.charge(stated(0.3, 3e-6), delta_share=3e-6)
+    assert ledger_account.epsilon_spent() == pytest.approx(0.9)
+    with pytest.raises(BudgetExceeded, match="sums of epsilon"):
+        ledger_account.charge(stated(0.05, 3e-6), delta_share=3e-6)
+    with pytest.raises(BudgetExceeded, match="epsilon=inf"):
+        ledger_account.charge(stated(0.05, 3e-6), delta_share=1e-6)
+    ledger_account.charge(stated(0.05, 1e-6), delta_share=1e-6)

@@ -187,6 +187,16 @@ def test_rounding_to_the_grid_is_inert():
     assert (answer - (values + STD * normals)).abs().max() <= STD / 2**21
 
 
+def test_noise_that_stays_inside_is_not_rounded_and_has_the_same_law():
+    zeros = torch.zeros(40_000, dtype=torch.float64)
+    inside = privatize(zeros, unit=UNIT, noise=Gaussian(SCALE), source=NoiseSource(NotPrivateSeed(1)), inside=True)
+    (normals,) = NoiseSource(NotPrivateSeed(1))._normals.take(40_000, pinned=False)
+    assert (inside - STD * normals).abs().max() <= STD * 2.0**-49
+    for bits in (20, 30, 40):  # no grid as coarse as these: the distances to its points are uniform
+        steps_off = (inside / STD * 2.0**bits).numpy() % 1
+        assert stats.kstest(steps_off, "uniform").pvalue > FALSE_ALARM
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_forms(dtype):
     source, tiny = NoiseSource(), Gaussian(1e-9)

@@ -14,7 +14,7 @@ from sfumato.algorithms.method import Ask, Params, needed
 from sfumato.algorithms.upon import Upon
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
-from sfumato.mirror_map import MirrorMap
+from sfumato.mirror_map import ObjectiveMap
 from sfumato.public import Public
 
 
@@ -36,8 +36,7 @@ class ExactMirror(Upon):
 
     def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
         g, state = super().step(state, params, public, ask, **handed)
-        psi = MirrorMap(needed(public), params, self.strength)
+        psi = ObjectiveMap(needed(public), params, self.strength)
         theta = psi.flat(params)
-        target = psi.gradient(theta) - self.step_size * psi.flat(g)
-        moved = psi.where_gradient_is(target, theta, self.tolerance * self.step_size * psi.flat(g).norm())
+        moved = psi.moved(theta, -self.step_size * psi.flat(g), self.tolerance)
         return Gradient(psi.named((theta - moved) / self.step_size)), state

@@ -3,6 +3,8 @@
 from sfumato.erm.agd import AGDAverageClassifier, AGDAverageRegressor, AGDClassifier, AGDRegressor
 from sfumato.erm.descent import DPSGDClassifier, DPSGDRegressor
 from sfumato.erm.losses import Hinge, Huber, HuberisedHinge, Logistic, Square
+from sfumato.erm.mirror_descent import MirrorDescentClassifier, MirrorDescentRegressor
+from sfumato.erm.objective_perturbation import ObjectivePerturbationClassifier, ObjectivePerturbationRegressor
 from sfumato.erm.output_perturbation import OutputPerturbationClassifier, OutputPerturbationRegressor
 from sfumato.erm.plain import NonPrivateClassifier, NonPrivateRegressor, PublicOnlyClassifier, PublicOnlyRegressor
 from sfumato.erm.pnsgd import PNSGDClassifier, PNSGDRegressor
@@ -21,8 +23,12 @@ __all__ = [
     "Huber",
     "HuberisedHinge",
     "Logistic",
+    "MirrorDescentClassifier",
+    "MirrorDescentRegressor",
     "NonPrivateClassifier",
     "NonPrivateRegressor",
+    "ObjectivePerturbationClassifier",
+    "ObjectivePerturbationRegressor",
     "OutputPerturbationClassifier",
     "OutputPerturbationRegressor",
     "PNSGDClassifier",

@@ -76,7 +76,7 @@ class Logistic(Loss):
         return -y * torch.sigmoid(-y * z)
 
     def curvature(self, z: Tensor, y: Tensor) -> Tensor:
-        return torch.sigmoid(z) * torch.sigmoid(-z) * y * y
+        return torch.sigmoid(y * z) * torch.sigmoid(-y * z) * y * y
 
 
 @dataclass(frozen=True)

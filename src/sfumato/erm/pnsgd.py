@@ -13,8 +13,18 @@ are a Gaussian mechanism with (sensitivity / noise)^2 = k a^2 / (eta sigma)^2 = 
 order alpha, 2 alpha L^2 / (sigma^2 k), is that of Feldman et al.; that it bounds the whole trade-off, so that PLD may
 be used, is due to Bok, Su and Altschuler (2024). The worst private row is the last one, k = n_pub + 1.
 
+*Rounding.* Noise before the last step is not released, so it does not pass as post-processing: float64's normals, and
+its steps, are off. Let X and X' be the sums before they are rounded, with real noise. They determine what was drawn, so
+what float64 does to noise and sum is part of the next step, which thereby is no longer phi but within some e of it:
+`error`, a bound for all rows. Let phi^(X) be what X really does, and Y <- (1 - s) phi'(Y) + s phi^(X) + noise, which
+still ends at X. Each shift now is s |phi^(X) - phi'(Y)| + e, the last term since Y, too, is driven by what X' really
+does; and the distance grows by e in each step. With the same s all shifts are at most 2 eta L / k + e (2 + log k). The
+door's own rounding follows the last noise, and is post-processing. `error` takes |w| and noise to be within bounds that
+fail with probability 1e-40.
+
 In the door's words: under replace-one a question of unit u and noise multiplier z moves by 2 u against noise z u. With
-u = eta L / sqrt(n_pub + 1) this is the mechanism above, and sigma = z L / sqrt(n_pub + 1).
+u = sqrt(k) (eta L / k + e (1 + log(k) / 2)), the larger of k = n_pub + 1 and k = n (in between it is smaller), this is
+the mechanism above, and but for e, sigma = z L / sqrt(n_pub + 1).
 
 Without public rows the last row has no company, k = 1, and nothing is gained.
 """
@@ -32,7 +42,9 @@ import torch
 from sfumato.erm.base import Classifier, Learned, Regressor
 from sfumato.erm.losses import Huber, Loss
 from sfumato.erm.rows import Rows
-from sfumato.erm.sealed import ROUNDING, SealedEstimator, SealedLinear, check_rate, largest_rate
+from sfumato.erm.sealed import NORMAL_STEP, ROUNDING, ULP, SealedEstimator, SealedLinear, check_rate, largest_rate
+from sfumato.errors import InvalidArgument
+from sfumato.privacy.mechanisms import Gaussian
 from sfumato.private import Private
 from sfumato.questions import Exact, Sample
 
@@ -43,17 +55,46 @@ class OnePass(SealedLinear):
 
     eta: float
     n_pub: int
+    n: int
+    z: float
 
     # All the noise before the last step is drawn in one go, and that of the last step is added by the door itself.
     releases: ClassVar[int] = 2
+    inside: ClassVar[int] = 1
+
+    @property
+    def charged(self) -> Gaussian:
+        return Gaussian(self.z)
 
     def check(self, sample: Sample) -> None:
         super().check(sample)
         check_rate(self.eta, self.loss, self.l2)
+        if not 0 <= self.n_pub < self.n:
+            raise InvalidArgument(
+                f"n_pub={self.n_pub} must be at least 0 and below n={self.n}: the last rows are public."
+            )
+        if self.unit > 2 * self._without_error:
+            raise InvalidArgument(f"n={self.n} steps with noise z={self.z} round too much in float64: lower either.")
 
     @property
     def unit(self) -> float:
-        return self.eta * self.L / math.sqrt(self.n_pub + 1) * ROUNDING
+        return max(
+            math.sqrt(k) * (self.eta * self.L / k + self.error * (1 + math.log(k) / 2)) * ROUNDING
+            for k in (self.n_pub + 1, self.n)
+        )
+
+    @property
+    def _without_error(self) -> float:
+        return self.eta * self.L / math.sqrt(self.n_pub + 1)
+
+    @property
+    def error(self) -> float:
+        """How far one step, its noise included, is at most from what it would be in real numbers."""
+        std = 2 * self.z * self._without_error  # at most, see `check`
+        noise = std * (math.sqrt(self.width) + 16)
+        longest = self.radius or self.n * self.eta * self.L + math.sqrt(self.n) * noise
+        sums = (self.width + 8) * (longest + noise) + 4 * self.eta * self.L
+        return self.eta * self._slope_error(longest) + ULP * sums + math.sqrt(self.width) * std * NORMAL_STEP
 
     def run(self, sample: Sample, noisy: Callable[[Exact], Any]) -> Any:
         rows = self._rows(sample)
@@ -106,8 +147,10 @@ class _PNSGD(SealedEstimator):
             target_bound=self.target_bound,
             eta=self._rate(loss, n, n_pub, width, z),
             n_pub=n_pub,
+            n=n,
+            z=z,
         )
-        w, epsilon = self._ask_once(private, question)
+        w, epsilon = self._ask_once(private, question, question.charged)
         return Learned(w, n, epsilon)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,13 +23,44 @@ from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Planned, Private
 from sfumato.questions import Sample, Sealed
 
-ROUNDING = 1 + 1e-6  # sums over up to 1e8 rows, in float64, are off by less than this share of what one row can do
+ROUNDING = 1 + 1e-6  # `summed` over up to 1e7 rows is off by less than this share of what one row can do
+ULP = 2.0**-53  # the relative error of one operation
+# In standard deviations, per entry: by how much at most a float64 normal that is not rounded to a grid differs from a
+# real one. The generator's own steps are 2^-50 up to 3.65; wider ones, in the tails, are taken for what they stand for.
+NORMAL_STEP = 2.0**-45
+_BLOCK = 32
+
+
+def summed(X: Tensor, slopes: Tensor) -> Tensor:
+    """sum_i slopes_i x_i in short blocks, then pairwise: off by at most `summing_error` sum_i |slopes_i| |x_i|.
+
+    A plain sum can be off by n ULP, and is when rows are sorted.
+    """
+    whole = len(X) - len(X) % _BLOCK
+    blocks = torch.bmm(slopes[:whole].reshape(-1, 1, _BLOCK), X[:whole].reshape(-1, _BLOCK, X.shape[1]))[:, 0]
+    parts = torch.cat([blocks, (slopes[whole:] @ X[whole:])[None]])
+    while (half := len(parts) // 2) > 0:
+        parts = torch.cat([parts[:half] + parts[half : 2 * half], parts[2 * half :]])
+    return parts[0]
+
+
+def summing_error(n: int) -> float:
+    """_BLOCK products and additions, and one more each time that the blocks are halved."""
+    return (_BLOCK + math.log2(n) + 3) * ULP
 
 
 def largest_rate(loss: Loss, l2: float) -> float:
     """Up to it a gradient step on the loss of any rows + l2 / 2 |w|^2 brings no two points further apart."""
     assert loss.smoothness is not None, "Needs has refused it"
     return 2 / (loss.smoothness + l2)
+
+
+def check_targets(loss: Loss, target_bound: float) -> None:
+    """Raise for targets with which a classifier's loss is steeper and more curved than it says."""
+    if target_bound > 1 and not loss.regression:
+        raise InvalidArgument(
+            f"target_bound={target_bound} must be at most 1 for {loss}, which is about classes -1, 1."
+        )
 
 
 def check_rate(rate: float, loss: Loss, l2: float) -> None:
@@ -46,7 +78,8 @@ class SealedLinear(Sealed):
 
     *Formal guarantee.* The proofs are about rows with |x| <= 1, |y| <= target_bound and |slope| <= L, which is enforced
     row by row: longer rows are shortened, targets and slopes cut, and a row that is not finite is one of zeros, which
-    contributes nothing. Convexity and smoothness are the loss's word.
+    contributes nothing. Convexity and smoothness are the loss's word. The first `inside` draws of noise stay inside and
+    are not rounded to the door's grid; what float64 makes of them is counted by each proof.
     """
 
     loss: Loss
@@ -57,16 +90,29 @@ class SealedLinear(Sealed):
     target_bound: float = 1.0
 
     draws: ClassVar[bool] = False
+    inside: ClassVar[int] = 0
+
+    @property
+    def charged(self) -> Gaussian | None:
+        """The one noise that the proof is about; None if it holds for any Gaussian."""
+        return None
 
     def check(self, sample: Sample) -> None:
         Needs(smooth=True, lipschitz=True).check(self.loss, self.kind(), radius=self.radius)
+        check_targets(self.loss, self.target_bound)
         rows = sample.first_rows()
         if rows is not None and type(self.loss) not in _ENTRY_BY_ENTRY:  # our own are; others are tried out
             w = torch.linspace(-1, 1, self.width, dtype=torch.float64)
             check_row_map(lambda batch: self.loss.slope((batch[0] * w).sum(1), batch[1]), rows)
 
     def _rows(self, sample: Sample) -> Rows:
-        parts = [self._within(*batch) for batch, _ in sample.parts()]
+        parts = []
+        for batch, units in sample.parts():
+            if units.weights is not None:
+                raise InvalidArgument(
+                    f"unit='user' is not covered by the proof of {self.kind()}, which exchanges rows: use 'example'."
+                )
+            parts.append(self._within(*batch))
         return Rows(torch.cat([part.X for part in parts]), torch.cat([part.y for part in parts]))
 
     def _within(self, X: Tensor, y: Tensor) -> Rows:
@@ -78,6 +124,12 @@ class SealedLinear(Sealed):
 
     def _slopes(self, w: Tensor, rows: Rows) -> Tensor:
         return self.loss.slope(rows.X @ w, rows.y).clamp(-self.L, self.L)
+
+    def _slope_error(self, longest: float) -> float:
+        """The most by which a computed slope is off while |w| <= longest: a score of `width` products, some ULPs."""
+        assert self.loss.smoothness is not None
+        score = (self.width + 8) * (longest + self.target_bound + 2)
+        return ULP * (self.loss.smoothness * score + 8 * self.L)
 
     def _projected(self, w: Tensor) -> Tensor:
         return w if self.radius is None else w * min(1.0, self.radius / (float(w.norm()) + 1e-300))
@@ -111,6 +163,11 @@ class SealedEstimator(PrivateLinear):
             if value is not None and not 0 < value < 1e100:
                 raise InvalidArgument(f"{name}={value} must be positive and finite.")
 
+    def _loss(self) -> Loss:
+        loss = super()._loss()
+        check_targets(loss, self.target_bound)
+        return loss
+
     def _lipschitz(self, loss: Loss) -> float:
         if loss.lipschitz is not None:
             return loss.lipschitz
@@ -121,13 +178,17 @@ class SealedEstimator(PrivateLinear):
         """The least Gaussian noise multiplier that the budget allows for one answer from all rows, however many."""
         return planned_noise(Budget(self.epsilon, self.delta), FullBatch(size=1), 1, Adjacency(self.adjacency))
 
-    def _ask_once(self, private: Private, question: SealedLinear) -> tuple[Tensor, float]:
-        """The weights, and what they cost."""
-        noise = self._noise()
-        plan = private.plan(Planned(question, noise, private.everyone()))
+    def _ask_once(
+        self, private: Private, question: SealedLinear, law: Gaussian | None = None, note: str = ""
+    ) -> tuple[Tensor, float]:
+        """The weights, and what they cost; by default with the Gaussian noise that the budget allows."""
+        law = law or Gaussian(self._noise())
+        plan = private.plan(Planned(question, law, private.everyone()), note=note)
         try:
             w: Tensor = private.ask(question)
         finally:
             plan.close()
-        alike = Mechanism(question=question.kind(), noise=Gaussian(noise), sampler=FullBatch(size=1))
+        alike = Mechanism(
+            question=question.kind(), noise=law, sampler=FullBatch(size=1), replace_factor=question.replace_factor
+        )
         return w, accounting.epsilon([alike], delta=self.delta, adjacency=private.adjacency).epsilon

@@ -13,6 +13,8 @@ about the unit under replace-one, and `event` is the one place that converts.
 | FixedSize | add-remove  | refused   | refused          | refused         |
 | FixedSize | replace-one | RDP       | refused          | refused         |
 
+A SealedGaussian is covered on the FullBatch, under the adjacency of its own proof, by PLD only.
+
 * dp-accounting has no such RDP bound; ours goes through the data set without the unit, by the weak triangle inequality.
 
 Formal guarantees, cell by cell:
@@ -30,6 +32,9 @@ Formal guarantees, cell by cell:
   answer is pure epsilon0-DP, epsilon0 = 1 / scale or replace_factor / scale, in every dimension and for every unit.
   Randomised response at epsilon0 dominates every such mechanism (Kairouz, Oh and Viswanath 2015) and *is* the discrete
   Laplace when the answer moves by the integer 1; nothing is rounded to an integer. The continuous Laplace is no bound.
+- SealedGaussian. One answer is (epsilon, delta)-DP by its own proof. The pair that gives everything away with
+  probability delta, and else is randomised response at epsilon, dominates every such mechanism (Kairouz et al. 2015).
+  Its Renyi divergences are infinite.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ from scipy.special import expit
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson
 from sfumato.errors import InvalidArgument, UnsupportedAccounting
-from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLaplace, Gaussian, Mechanism
+from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLaplace, Gaussian, Mechanism, SealedGaussian
 
 # dp_accounting is imported where it is used: it takes more than a second, and most commands never account.
 
@@ -115,14 +120,24 @@ def delta(
 
 
 def event(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant) -> tuple[Any, Any]:
-    """One answer of the mechanism in dp-accounting's words: a DpEvent, and the relation under which to read it."""
+    """One answer of the mechanism in dp-accounting's words, and the relation under which to read it.
+
+    The words are a DpEvent, or for what states its own epsilon and delta, DifferentialPrivacyParameters.
+    """
     from dp_accounting import NeighboringRelation, dp_event
+    from dp_accounting.pld.common import DifferentialPrivacyParameters
 
     replaced = adjacency is Adjacency.REPLACE_ONE
     relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
     scale, sampler = mechanism.noise.scale, mechanism.sampler
     moved = mechanism.replace_factor if replaced else 1.0  # how far the exact answer of a full batch moves, in units
     match sampler, mechanism.noise:
+        case FullBatch(), SealedGaussian(epsilon=stated, delta=fails, adjacency=proven) if (
+            accountant is Accountant.PLD and adjacency is proven
+        ):
+            return DifferentialPrivacyParameters(stated, fails), relation
+        case _, SealedGaussian():
+            pass  # above all it is not to be taken for a Gaussian
         case FullBatch(), Gaussian():
             # Under REPLACE_ONE the PLD accountant itself moves the answer by two units, the RDP accountant by one.
             its_own = 2.0 if replaced and accountant is Accountant.PLD else 1.0
@@ -197,7 +212,14 @@ def _name(accountant: Accountant) -> str:
 
 def _refusal(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant) -> str:
     noise, sample = type(mechanism.noise).__name__, type(mechanism.sampler).__name__
-    if isinstance(mechanism.sampler, FixedSize) and adjacency is Adjacency.ADD_REMOVE:
+    if isinstance(mechanism.noise, SealedGaussian):
+        if adjacency is not mechanism.noise.adjacency:
+            remedy = f"its proof is about {mechanism.noise.adjacency} adjacency, so declare that"
+        elif isinstance(mechanism.sampler, FullBatch):
+            remedy = "declare it in the first plan of its account, or make the account with a SumFilter"
+        else:
+            remedy = "ask it of the FullBatch"
+    elif isinstance(mechanism.sampler, FixedSize) and adjacency is Adjacency.ADD_REMOVE:
         remedy = "sample by Poisson, or declare replace-one adjacency"
     elif not isinstance(mechanism.noise, Gaussian) and not isinstance(mechanism.sampler, FullBatch):
         remedy = "ask it of the FullBatch, or use Gaussian noise"
@@ -216,13 +238,20 @@ def _refusal(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant)
 def _pld(plan: tuple[Mechanism, ...], adjacency: Adjacency, grid: float) -> Any:
     """The plan composed on a grid of that width, rounded pessimistically; an accountant to ask for epsilon or delta."""
     from dp_accounting import NeighboringRelation, RandomizedResponseDpEvent, pld
+    from dp_accounting.pld.common import DifferentialPrivacyParameters
+    from dp_accounting.pld.privacy_loss_distribution import from_privacy_parameters
 
     replaced = adjacency is Adjacency.REPLACE_ONE
     relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = pld.PLDAccountant(relation, value_discretization_interval=grid)
     for mechanism in plan:
         dp_event, _ = event(mechanism, adjacency, Accountant.PLD)
-        if isinstance(dp_event, RandomizedResponseDpEvent):
+        if isinstance(dp_event, DifferentialPrivacyParameters):
+            # PLDAccountant 0.6 has no event for it, although the distribution is there.
+            accountant._pld = accountant._pld.compose(
+                from_privacy_parameters(dp_event, grid).self_compose(mechanism.times)
+            )
+        elif isinstance(dp_event, RandomizedResponseDpEvent):
             # PLDAccountant 0.6 drops the count of this one event and would charge it once: repeat it by hand.
             for _ in range(mechanism.times):
                 accountant.compose(dp_event)
@@ -237,6 +266,9 @@ def _coarse_to_fine(
     """`value` on ever finer grids until it settles. Every grid gives an upper bound, so stopping early is sound."""
     one, whole = (sum(spans) for spans in zip((0.0, 0.0), *(_spans(m, adjacency) for m in plan), strict=True))
     grid = max(0.04, one / 2e4, whole / 1e5)
+    if stated := [m.noise.epsilon for m in plan if isinstance(m.noise, SealedGaussian)]:
+        # A stated epsilon that lies on the grid is not rounded: halving is exact.
+        grid = math.ldexp(max(stated), -max(0, math.ceil(math.log2(max(stated) / grid))))
     finest = max(one / 4e5, whole / 2e6)
     finer, result = 4, float(value(grid))
     while grid > finest:
@@ -255,6 +287,8 @@ def _coarse_to_fine(
 
 def _spans(mechanism: Mechanism, adjacency: Adjacency) -> tuple[float, float]:
     """Roughly the largest losses of one answer and of all: what bounds the number of grid points, hence memory."""
+    if isinstance(mechanism.noise, SealedGaussian):
+        return mechanism.noise.epsilon, mechanism.times * mechanism.noise.epsilon
     shift = (2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0) / mechanism.noise.scale
     variance = mechanism.times * shift**2
     if isinstance(mechanism.sampler, Poisson):
@@ -280,7 +314,7 @@ def _renyi_once(mechanism: Mechanism, order: float, adjacency: Adjacency) -> flo
     if (
         adjacency is Adjacency.REPLACE_ONE
         and isinstance(mechanism.sampler, Poisson)
-        and isinstance(mechanism.noise, Gaussian)
+        and type(mechanism.noise) is Gaussian
     ):
         # Through the data set R without the unit: D_a(P|Q) <= (a - 1/2) / (a - 1) D_2a(P|R) + D_{2a-1}(R|Q), the weak
         # triangle inequality of Mironov (2017, Proposition 11); P, R and R, Q are add-remove neighbours. At large

@@ -40,6 +40,27 @@ class Gaussian(Noise):
     """Continuous Gaussian; `scale` is the noise multiplier: standard deviation / unit."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SealedGaussian(Gaussian):
+    """Gaussian noise inside a method; what leaves has another law, of which only an (epsilon, delta) is known.
+
+    `epsilon` and `delta` are what the method's own proof gives for one answer with that noise, under `adjacency` alone.
+    They, and not the scale, are charged. For questions that say so by replace_factor=0, such as objective perturbation;
+    `Mechanism.check_terms` holds it against what the question itself says.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.epsilon <= 500:  # beyond, exp(epsilon) is no number, and nobody is protected
+            raise InvalidArgument(f"epsilon={self.epsilon} must be positive and at most 500: lower it.")
+        if not 0 <= self.delta < 1:
+            raise InvalidArgument(f"delta={self.delta} must be at least 0 and below 1: it is a probability.")
+
+
 class DiscreteGaussian(Noise):
     """Gaussian on the integers, for counts; `scale` is sigma / unit."""
 
@@ -53,7 +74,8 @@ class Mechanism:
     """One kind of question asked `times` times, each time on a fresh sample with fresh noise.
 
     `replace_factor` is how much further the exact answer can move when a unit is replaced than when one is added:
-    2 for clipped sums, sqrt(2) for a Gram matrix in Frobenius norm, 2 for L1 counts.
+    2 for clipped sums, sqrt(2) for a Gram matrix in Frobenius norm, 2 for L1 counts. It is 0 for a question whose
+    answers have no such bound, and which is charged what its own proof states: a `SealedGaussian`.
     """
 
     question: str
@@ -65,13 +87,47 @@ class Mechanism:
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or self.times < 1:
             raise InvalidArgument(f"times={self.times} must be a whole number of at least 1.")
-        if not 1.0 <= self.replace_factor <= 2.0:
+        stated = isinstance(self.noise, SealedGaussian)
+        if self.replace_factor == 0 and not stated:
+            raise InvalidArgument(
+                f"noise={self.noise} does not say what {self.question} costs: give the SealedGaussian of its proof."
+            )
+        if self.replace_factor != 0 and stated:
+            raise InvalidArgument(
+                f"noise={self.noise} is for questions with a proof of their own, and {self.question} has none: use "
+                "Gaussian."
+            )
+        if not (stated or 1.0 <= self.replace_factor <= 2.0):
             raise InvalidArgument(f"replace_factor={self.replace_factor} must lie between 1 and 2.")
+
+    def check_terms(self, question: Any) -> None:
+        """Refuse to charge a question for other terms than those of its own proof, where it has any.
+
+        Such a question names the one noise that its proof is about, `charged` (None: any Gaussian), and the number `n`
+        of units. Both follow from its own numbers, so its class alone will not do.
+        """
+        if isinstance(question, type) and hasattr(question, "charged"):
+            raise InvalidArgument(
+                f"question={self.question} is a class, and what it costs depends on its numbers: give the question."
+            )
+        proven = getattr(question, "charged", None)
+        if proven is None and 0 in (self.replace_factor, question.replace_factor):
+            raise InvalidArgument(
+                f"question={self.question} has replace_factor=0 and does not say what it costs: define `charged`."
+            )
+        if proven is not None and self.noise != proven:
+            raise InvalidArgument(
+                f"noise={self.noise} is not what the proof of {self.question} is about, {proven}: use its `charged`."
+            )
+        if hasattr(question, "charged") and getattr(question, "n", self.sampler.size) != self.sampler.size:
+            raise InvalidArgument(
+                f"n={question.n} of {self.question} must be the number of units, {self.sampler.size}: declare that."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the ledger."""
         sampler = {"kind": type(self.sampler).__name__, **vars(self.sampler)}
-        noise = {"kind": type(self.noise).__name__, "scale": self.noise.scale}
+        noise = {"kind": type(self.noise).__name__, **vars(self.noise)}
         return {
             "question": self.question,
             "noise": noise,
@@ -82,12 +138,15 @@ class Mechanism:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Mechanism:
-        noises: dict[str, type[Noise]] = {k.__name__: k for k in (Gaussian, DiscreteGaussian, DiscreteLaplace)}
+        kinds = (Gaussian, SealedGaussian, DiscreteGaussian, DiscreteLaplace)
+        noises: dict[str, type[Noise]] = {kind.__name__: kind for kind in kinds}
         samplers: dict[str, type[Sampler]] = {k.__name__: k for k in (Poisson, FixedSize, FullBatch)}
-        sampler = dict(data["sampler"])
+        sampler, noise = dict(data["sampler"]), dict(data["noise"])
+        if "adjacency" in noise:
+            noise["adjacency"] = Adjacency(noise["adjacency"])
         return Mechanism(
             question=data["question"],
-            noise=noises[data["noise"]["kind"]](data["noise"]["scale"]),
+            noise=noises[noise.pop("kind")](**noise),
             sampler=samplers[sampler.pop("kind")](**sampler),
             times=data["times"],
             replace_factor=data["replace_factor"],

@@ -279,6 +279,7 @@ def privatize(
     source: NoiseSource,
     dtype: torch.dtype | None = None,
     symmetric: bool = False,
+    inside: bool = False,
 ) -> Tensor: ...
 @overload
 def privatize(
@@ -289,6 +290,7 @@ def privatize(
     source: NoiseSource,
     dtype: torch.dtype | None = None,
     symmetric: bool = False,
+    inside: bool = False,
 ) -> npt.NDArray[Any]: ...
 @overload
 def privatize(
@@ -299,6 +301,7 @@ def privatize(
     source: NoiseSource,
     dtype: torch.dtype | None = None,
     symmetric: bool = False,
+    inside: bool = False,
 ) -> dict[str, Tensor]: ...
 def privatize(
     exact: Tensor | npt.NDArray[Any] | Mapping[str, Tensor],
@@ -308,6 +311,7 @@ def privatize(
     source: NoiseSource,
     dtype: torch.dtype | None = None,
     symmetric: bool = False,
+    inside: bool = False,
 ) -> Tensor | npt.NDArray[Any] | dict[str, Tensor]:
     """`exact` plus fresh noise: the only function that adds noise. Once per answer, after the ledger was charged.
 
@@ -323,6 +327,8 @@ def privatize(
       symmetric: `exact` is a symmetric matrix and `unit` bounds its Frobenius norm. The noisy matrix is symmetrised,
         which is post-processing: the noise has standard deviation s on the diagonal and s/sqrt(2) off it, half the
         variance of the usual recipe of drawing the upper triangle and mirroring it, at the same cost.
+      inside: the noise is not released but used by a sealed method, whose proof is about its density: it is not rounded
+        to the grid, on which anyone who knows both neighbours could recognise it.
 
     Formal guarantee: if `exact` moves by at most `unit` between neighbours, the answer is that of the (discrete)
     Gaussian or Laplace mechanism of noise multiplier `noise.scale`, up to float64 arithmetic as the module says.
@@ -355,7 +361,7 @@ def privatize(
     elif symmetric:
         noisy = _add_symmetric(tensors, scale, source, dtype)
     else:
-        noisy = _add_gaussian(tensors, scale, source, dtype)
+        noisy = _add_gaussian(tensors, scale, source, dtype, rounded=not inside)
 
     if isinstance(exact, Mapping):
         return dict(zip(names, noisy, strict=True))
@@ -371,7 +377,7 @@ def _product_rounded_up(scale: float, unit: float) -> float:
 
 
 def _add_gaussian(
-    tensors: Sequence[Tensor], std: float, source: NoiseSource, dtype: torch.dtype | None
+    tensors: Sequence[Tensor], std: float, source: NoiseSource, dtype: torch.dtype | None, *, rounded: bool = True
 ) -> list[Tensor]:
     device = _one_device(tensors)
     work = torch.device("cpu") if device.type == "mps" else device  # which has no float64
@@ -387,8 +393,9 @@ def _add_gaussian(
             torch.cat([piece.to(work) for piece in group], out=x)
             # In units of the grid, a power of two, so that scaling is exact.
             x.div_(grid).nan_to_num_(0.0, 0.0, 0.0).add_(normals(len(part)), alpha=std / grid)
-            x.add_(_TO_INTEGER).sub_(_TO_INTEGER).mul_(grid)
-            part.copy_(x)
+            if rounded:
+                x.add_(_TO_INTEGER).sub_(_TO_INTEGER)
+            part.copy_(x.mul_(grid))
     answers = torch.split(noisy.to(device), [len(flat) for flat in flats])
     return [answer.view(t.shape) for answer, t in zip(answers, tensors, strict=True)]
 
