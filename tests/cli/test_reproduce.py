@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato.experiments.spec import spec_names
+from sfumato.experiments.convex.spec import convex_names
+from sfumato.experiments.spec import in_order, spec_names
 
 Sfumato = Callable[..., Any]
 
@@ -21,6 +22,7 @@ def test_the_list_and_the_tables_need_no_torch() -> None:
     code = (
         "import sys; from sfumato.cli.main import main; "
         "assert main(['reproduce']) == 0 and main(['reproduce', '000-table1', '--show', '--json']) == 0; "
+        "assert main(['reproduce', '001-table2', '--show', '--json']) == 0; "
         "sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -30,7 +32,7 @@ def test_the_list_and_the_tables_need_no_torch() -> None:
 
 def test_the_list_as_json(sfumato: Sfumato) -> None:
     listed = {one["name"]: one for one in json.loads(sfumato("reproduce", "--json").out)}
-    assert list(listed) == spec_names()
+    assert list(listed) == in_order([*spec_names(), *convex_names()])
     assert listed["000-table9"]["cells"] == 32
     assert listed["000-table9"]["runnable"] == 4
     assert listed["002-table9"]["needs"] == {"synthesis": 12}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,13 @@ from sfumato.errors import InvalidArgument
 if TYPE_CHECKING:
     import torch
 
+    from sfumato.experiments.convex.spec import Spec as ConvexSpec
     from sfumato.experiments.spec import Spec
     from sfumato.experiments.table import Entry
 
 ScaleName = Literal["smoke", "paper"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+_OUT = Path("runs/reproduce")
 
 
 def reproduce(
@@ -32,7 +35,9 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Print the table as measured; run nothing.")] = False,
     row: Annotated[list[str] | None, typer.Option(help="Only these rows, by name or a part of it.")] = None,
     column: Annotated[list[str] | None, typer.Option(help="Only these columns, by name or a part of it.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds to run: 1 by default, 20 in convex experiments.")
+    ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     out: Annotated[
         Path | None,
@@ -41,31 +46,58 @@ def reproduce(
     device: Annotated[DeviceName, typer.Option(help="Where to train.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Also run what was run already, and replace it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of a convex experiment; by default one per core.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to draw a figure of a convex experiment as SVG, if it is one.")
+    ] = None,
 ) -> None:
     """List the papers' tables, run one again, or show what was measured beside the paper's numbers."""
-    from sfumato.experiments.spec import find_spec
+    from sfumato.experiments.convex.spec import convex_names, find_convex
+    from sfumato.experiments.reading import suggestion
+    from sfumato.experiments.spec import find_spec, in_order, spec_names
 
     if name is None:
         if show or row or column:
             raise InvalidArgument("--show, --row and --column need the name of an experiment: give one.")
         _list(out, scale or "paper", as_json)
         return
+    known = in_order([*spec_names(), *convex_names()])
+    if name not in known:
+        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, known)}.")
+    if name in convex_names():
+        if scale == "smoke":
+            raise InvalidArgument(f"--scale=smoke is not there for {name}: give --seeds 2 and --out for a trial.")
+        convex = find_convex(name)
+        names = (row or [], column or [])
+        if show:
+            _show_convex(convex, names, out, plot, as_json)
+            return
+        chosen = range(first_seed, first_seed + (seeds or convex.repeats))
+        _run_convex(convex, names, chosen, out or _OUT, workers, again=again, as_json=as_json)
+        _show_convex(convex, names, out or _OUT, plot, as_json)
+        return
+    if workers is not None or plot is not None:
+        raise InvalidArgument(f"--workers and --plot are for convex experiments, and {name} is none: leave them away.")
     spec = find_spec(name)
     if show:
         _show(spec, out, scale or "paper", as_json)
         return
     if scale is None:
         raise InvalidArgument("--scale is missing: smoke (CPU, minutes) or paper (GPU), or --show to run nothing.")
-    folder = out or Path("runs/reproduce")
-    chosen = range(first_seed, first_seed + seeds)
-    _run(spec, scale, (row or [], column or []), chosen, folder, device, again=again, as_json=as_json)
+    chosen = range(first_seed, first_seed + (seeds or 1))
+    _run(spec, scale, (row or [], column or []), chosen, out or _OUT, device, again=again, as_json=as_json)
 
 
 def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
+    from sfumato.experiments.convex.table import overview as convex_overview
     from sfumato.experiments.records import COMMITTED
+    from sfumato.experiments.spec import in_order
     from sfumato.experiments.table import overview
 
-    found = overview(scale, out or COMMITTED)
+    both = [*overview(scale, out or COMMITTED), *convex_overview(out or COMMITTED)]
+    found = [next(one for one in both if one["name"] == name) for name in in_order(one["name"] for one in both)]
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -122,6 +154,44 @@ def _run(
         _print_table(spec, scale, found)
 
 
+Names = tuple[list[str], list[str]]  # of rows and columns
+
+
+def _run_convex(
+    spec: ConvexSpec, names: Names, repeats: range, out: Path, workers: int | None, *, again: bool, as_json: bool
+) -> None:
+    """Make what is missing, with a bar that shows how far it is."""
+    cells = spec.select(*names)
+
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    from sfumato.experiments.convex.runner import Runner
+
+    runner = Runner(spec, cells, list(repeats), out, again=again)
+    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=as_json or not sys.stdout.isatty()) as bar:
+        task = bar.add_task(f"{spec.name}, fits", total=runner.fits)
+        for finished in runner.run(workers or os.cpu_count() or 1):
+            bar.advance(task, finished)
+    for sentence in runner.left_out.values():
+        typer.echo(f"Left out: {sentence}", err=True)
+
+
+def _show_convex(spec: ConvexSpec, names: Names, out: Path | None, plot: Path | None, as_json: bool) -> None:
+    from sfumato.experiments.convex.figures import draw
+    from sfumato.experiments.convex.table import entries
+    from sfumato.experiments.records import COMMITTED
+
+    chosen = {(cell.row, cell.column) for cell in spec.select(*names)}
+    found = [entry for entry in entries(spec, out or COMMITTED) if (entry.row, entry.column) in chosen]
+    if plot is not None:
+        draw(spec, plot, out or COMMITTED)
+    if as_json:
+        typer.echo(json.dumps([entry.to_json() for entry in found]))
+    else:
+        _print_table(spec, "paper", found)
+
+
 def _device(name: DeviceName) -> torch.device:
     import torch
 
@@ -136,7 +206,7 @@ def _tell(done: dict[str, Any], record: Any) -> None:
     typer.echo(f"{done['row']} | {done['column']} | seed {done['seed']}: {scores} ({how})")
 
 
-def _print_table(spec: Spec, scale: ScaleName, found: list[Entry]) -> None:
+def _print_table(spec: Spec | ConvexSpec, scale: ScaleName, found: list[Entry]) -> None:
     title = f"{spec.name}: {spec.title}"
     measured = ["" if e.ours is None else e.text() for e in found]
     if scale == "smoke":

@@ -3,7 +3,7 @@
     python -m sfumato.experiments.page [docs/papers] [--check]
 
 Only what stands between `<!-- table: <name> -->` and `<!-- /table -->` is written; the rest of a page is not touched. A
-page that does not exist is begun with all tables of its paper.
+page that does not exist is begun with all tables of its paper. Figures are drawn beside the pages, as SVG.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import sys
 from pathlib import Path
 
 from sfumato.errors import InvalidArgument
+from sfumato.experiments.convex import figures
+from sfumato.experiments.convex.spec import Spec as ConvexSpec
+from sfumato.experiments.convex.spec import convex_names, find_convex
+from sfumato.experiments.convex.table import markdown as convex_markdown
 from sfumato.experiments.records import COMMITTED
-from sfumato.experiments.spec import Spec, find_spec, spec_names
+from sfumato.experiments.spec import Spec, find_spec, in_order, spec_names
 from sfumato.experiments.table import markdown
 
 _BLOCK = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -30,21 +34,40 @@ def block(spec: Spec, runs: Path = COMMITTED) -> str:
     ).rstrip() + "\n"
 
 
+def convex_block(spec: ConvexSpec, runs: Path = COMMITTED) -> str:
+    """The same for a convex experiment."""
+    note = f"{' '.join(spec.note.split())}\n\n" if spec.note else ""
+    plot = f"![{spec.title}]({spec.name}.svg)\n\n" if figures.measured(spec, runs) else ""
+    how = f"`sfumato reproduce {spec.name}` makes it, `sfumato reproduce {spec.name} --show` prints it."
+    return (
+        f"{spec.where}. {spec.score}; ours is the mean over repeats, ± its standard error, and in parentheses how "
+        f"many. {how}\n\n{plot}{convex_markdown(spec, runs)}\n\n{note}"
+    ).rstrip() + "\n"
+
+
 def filled(text: str, runs: Path = COMMITTED) -> str:
     """A page with its tables made anew."""
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{block(find_spec(found[2]), runs)}\n{found[3]}", text)
+
+    def made(name: str) -> str:
+        return convex_block(find_convex(name), runs) if name in convex_names() else block(find_spec(name), runs)
+
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", text)
+
+
+def _specs() -> list[Spec | ConvexSpec]:
+    return [find_convex(n) if n in convex_names() else find_spec(n) for n in in_order([*spec_names(), *convex_names()])]
 
 
 def begun(paper: str) -> str:
     """A page with all tables of a paper, still empty."""
-    specs = [spec for spec in map(find_spec, spec_names()) if spec.paper == paper]
+    specs = [spec for spec in _specs() if spec.paper == paper]
     parts = [f"## {spec.title}\n\n<!-- table: {spec.name} -->\n<!-- /table -->\n" for spec in specs]
     return f"# Paper {paper}\n\n" + "\n".join(parts)
 
 
 def pages(folder: Path, runs: Path = COMMITTED) -> dict[Path, str]:
     """What each page should hold."""
-    papers = sorted({find_spec(name).paper for name in spec_names()})
+    papers = sorted({spec.paper for spec in _specs()})
     paths = {folder / f"{paper}.md": paper for paper in papers}
     return {
         path: filled(path.read_text(encoding="utf-8") if path.exists() else begun(paper), runs)
@@ -66,6 +89,9 @@ def main(arguments: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in pages(folder).items():
             path.write_text(text, encoding="utf-8")
+        for spec in map(find_convex, convex_names()):
+            if figures.measured(spec):
+                figures.draw(spec, folder / f"{spec.name}.svg")
     return 1 if check and stale else 0
 
 

@@ -62,11 +62,11 @@ def reported(record: Record, cell: Cell) -> float:
     return float(record["metrics"][which]["test"])
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(path: Path, record: Record, *, indent: int | None = 1) -> None:
     """Whole or not at all, and as JSON that everybody reads: a number that is not finite becomes null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(_finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(_finite(record), indent=indent, allow_nan=False) + "\n", encoding="utf-8")
     draft.replace(path)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.reading import check_keys, merged, suggestion
@@ -62,12 +62,28 @@ class Spec:
 
     def select(self, rows: list[str], columns: list[str]) -> list[Cell]:
         """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
-        found = [c for c in self.cells if _named(c.row, rows, {d.row for d in self.cells})]
-        found = [c for c in found if _named(c.column, columns, {d.column for d in self.cells})]
+        found = by_name(self.cells, rows, columns)
         if not found:
             known = "; ".join(f"{c.row} | {c.column}" for c in self.cells)
             raise InvalidArgument(f"--row={rows} --column={columns} name no cell of {self.name}, which has {known}.")
         return found
+
+
+class _Named(Protocol):
+    @property
+    def row(self) -> str: ...
+
+    @property
+    def column(self) -> str: ...
+
+
+Named = TypeVar("Named", bound=_Named)
+
+
+def by_name(cells: Sequence[Named], rows: list[str], columns: list[str]) -> list[Named]:
+    """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
+    found = [c for c in cells if _named(c.row, rows, {d.row for d in cells})]
+    return [c for c in found if _named(c.column, columns, {d.column for d in cells})]
 
 
 def _named(name: str, wanted: list[str], known: set[str]) -> bool:
@@ -79,7 +95,10 @@ def _named(name: str, wanted: list[str], known: set[str]) -> bool:
 
 def spec_names() -> list[str]:
     """In the order of the papers: table 9 comes before table 15."""
-    names = [path.stem for path in SPECS.glob("*.toml")]
+    return in_order(path.stem for path in SPECS.glob("*.toml"))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in _parts(name)])
 
 

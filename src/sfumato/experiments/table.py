@@ -24,6 +24,7 @@ class Entry:
     stderr: float | None  # of that mean; None below two seeds
     seeds: int
     state: str
+    digits: int = 2  # after the point, in text
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("row", "column", "paper", "ours", "stderr", "seeds")}
@@ -31,8 +32,8 @@ class Entry:
     def text(self) -> str:
         if self.ours is None:
             return self.state
-        spread = "" if self.stderr is None else f" ± {self.stderr:.2f}"
-        return f"{self.ours:.2f}{spread} ({self.seeds})"
+        spread = "" if self.stderr is None else f" ± {self.stderr:.{self.digits}f}"
+        return f"{self.ours:.{self.digits}f}{spread} ({self.seeds})"
 
 
 def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:

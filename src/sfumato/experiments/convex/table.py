@@ -1,0 +1,88 @@
+"""Tables and figures of convex experiments, from the records: as data, and as Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from sfumato.experiments.convex.records import all_records, record_of
+from sfumato.experiments.convex.spec import Cell, Spec, convex_names, find_convex
+from sfumato.experiments.records import COMMITTED
+from sfumato.experiments.table import Entry
+
+_DIGITS = 4  # as many as the paper gives
+
+
+def entries(spec: Spec, folder: Path = COMMITTED) -> list[Entry]:
+    """All cells, from the records in a folder."""
+    records = list(all_records(folder, spec).values())
+    found = [record_of(cell, records) for cell in spec.cells]
+    return [_entry(cell, [] if r is None else r["scores"]) for cell, r in zip(spec.cells, found, strict=True)]
+
+
+def _entry(cell: Cell, scores: list[float]) -> Entry:
+    return Entry(
+        row=cell.row,
+        column=cell.column,
+        paper=cell.paper,
+        ours=round(statistics.fmean(scores), 6) if scores else None,
+        stderr=round(statistics.stdev(scores) / math.sqrt(len(scores)), 6) if len(scores) > 1 else None,
+        seeds=len(scores),
+        state="measured" if scores else "not run",
+        digits=_DIGITS,
+    )
+
+
+def overview(folder: Path = COMMITTED) -> list[dict[str, Any]]:
+    """All convex specs, and how far each is measured; the same keys as those of the other experiments."""
+    return [_summary(find_convex(name), folder) for name in convex_names()]
+
+
+def _summary(spec: Spec, folder: Path) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "paper": spec.paper,
+        "where": spec.where,
+        "cells": len(spec.cells),
+        "runnable": len(spec.cells),
+        "measured": sum(e.ours is not None for e in entries(spec, folder)),
+        "needs": {},
+    }
+
+
+def markdown(spec: Spec, folder: Path = COMMITTED) -> str:
+    """Methods down, problems across: one table per data set or panel, per problem the paper's number and ours."""
+    found = entries(spec, folder)
+    groups: dict[str, list[int]] = {}
+    for number, cell in enumerate(spec.cells):
+        groups.setdefault(cell.panel or cell.settings.data.name, []).append(number)
+    parts = []
+    for group, numbers in groups.items():
+        rows = list(dict.fromkeys(spec.cells[n].row for n in numbers))
+        columns = list(dict.fromkeys(spec.cells[n].column for n in numbers))
+        by_name = {(found[n].row, found[n].column): found[n] for n in numbers}
+        with_paper = any(entry.paper is not None for entry in by_name.values())
+        lines = [_line([f"**{group}**", *(h for row in rows for h in _heads(row, group, with_paper))])]
+        lines.append("|" + " --- |" * (1 + len(rows) * (1 + with_paper)))
+        for column in columns:
+            texts = [t for row in rows for t in _texts(by_name[row, column], with_paper)]
+            lines.append(_line([column, *texts]))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _heads(row: str, group: str, with_paper: bool) -> list[str]:
+    name = row.removeprefix(group).lstrip(", ")
+    return [f"{name}: paper", "ours"] if with_paper else [name]
+
+
+def _texts(entry: Entry, with_paper: bool) -> list[str]:
+    paper = "–" if entry.paper is None else f"{entry.paper:.{_DIGITS}f}"
+    return [paper, entry.text()] if with_paper else [entry.text()]
