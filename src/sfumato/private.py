@@ -306,7 +306,7 @@ class Private:
         mechanism = Mechanism(
             question=cls.kind(), noise=noise, sampler=sampler, times=times, replace_factor=cls.replace_factor
         )
-        mechanism.check_terms(question)
+        mechanism.check_terms(question, self.adjacency)
         return mechanism
 
     def _check(self, question: Question | Sealed) -> None:
@@ -323,7 +323,7 @@ class Private:
             same = _fits(type(question), mechanism.noise) and mechanism.replace_factor >= question.replace_factor
             if not same:
                 raise InvalidArgument(f"{question.kind()} is planned with another noise or replace_factor: rename it.")
-            mechanism.check_terms(question)
+            mechanism.check_terms(question, self.adjacency)
 
     def _sample(self, indices: Indices, *, shown: Batch | None = None, expected: float | None = None) -> _Sample:
         shared = (self._source, self._groups, indices, self._reduction, self.objective, self.performance)

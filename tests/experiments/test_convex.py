@@ -334,7 +334,7 @@ def test_a_record_has_all_repeats_and_what_they_cost(spec: Spec, tmp_path: Path)
     assert record["accounting"]["delta"] == 1e-4
     assert record["accounting"]["adjacency"] == "replace-one"
     assert record["accounting"]["private"] is True
-    assert record["parameters"]["shrink"] == 0.3  # a default, written down
+    assert record["parameters"]["growth_ratio"] == 10.0  # a default, written down
     public = read_record(tmp_path / "small" / "square-epsilon-2-onlypub.json")
     assert "No private row" in public["accounting"]
 

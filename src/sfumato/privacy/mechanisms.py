@@ -100,20 +100,31 @@ class Mechanism:
         if not (stated or 1.0 <= self.replace_factor <= 2.0):
             raise InvalidArgument(f"replace_factor={self.replace_factor} must lie between 1 and 2.")
 
-    def check_terms(self, question: Any) -> None:
+    def check_terms(self, question: Any, adjacency: Adjacency) -> None:
         """Refuse to charge a question for other terms than those of its own proof, where it has any.
 
         Such a question names the one noise that its proof is about, `charged` (None: any Gaussian), and the number `n`
-        of units. Both follow from its own numbers, so its class alone will not do.
+        of units. Both follow from its own numbers, so its class alone will not do. Its proof exchanges one of all rows.
         """
         if isinstance(question, type) and hasattr(question, "charged"):
             raise InvalidArgument(
                 f"question={self.question} is a class, and what it costs depends on its numbers: give the question."
             )
         proven = getattr(question, "charged", None)
-        if proven is None and 0 in (self.replace_factor, question.replace_factor):
+        if 0 in (self.replace_factor, question.replace_factor) and not isinstance(proven, SealedGaussian):
             raise InvalidArgument(
                 f"question={self.question} has replace_factor=0 and does not say what it costs: define `charged`."
+            )
+        inside = getattr(question, "inside", 0)
+        if inside and not 0 <= inside < question.releases:
+            raise InvalidArgument(
+                f"inside={inside} of {self.question} must be below releases={question.releases}: round what leaves."
+            )
+        whole = type(self.sampler) is FullBatch and adjacency is Adjacency.REPLACE_ONE
+        if hasattr(question, "charged") and not whole:
+            raise InvalidArgument(
+                f"question={self.question} is proven for the exchange of one of all rows: ask it with "
+                f"private.everyone() under adjacency='replace-one', not with {self.sampler} under {adjacency.value!r}."
             )
         if proven is not None and self.noise != proven:
             raise InvalidArgument(

@@ -351,6 +351,9 @@ def privatize(
             f"exact={type(exact).__name__} must be a tensor, an array or a mapping of names to tensors."
         )
 
+    if inside and (symmetric or not isinstance(noise, Gaussian)):
+        raise InvalidArgument(f"inside=True is for plain Gaussian noise, not for {noise!r} with symmetric={symmetric}.")
+
     scale = _product_rounded_up(noise.scale, unit)
     if not tensors:
         noisy = []

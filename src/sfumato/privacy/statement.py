@@ -10,7 +10,7 @@ from typing import Any
 
 from sfumato.data.samplers import FixedSize, Poisson
 from sfumato.privacy.budget import Budget
-from sfumato.privacy.mechanisms import Adjacency, Mechanism
+from sfumato.privacy.mechanisms import Adjacency, Mechanism, SealedGaussian
 
 NOT_PRIVATE = "not-private"
 """The kind of stamp that voids a statement: noise from a known seed, say."""
@@ -23,6 +23,7 @@ NOT_COVERED = (
     "A person whose data is also in the public data: what is public is not protected.",
     "Facts about groups and populations that would be learned without this person as well.",
     "Floating-point arithmetic: Gaussian noise is drawn in finite precision, a small risk that the figures leave out.",
+    "A solver inside a method such as objective perturbation that ends without a solution in finite precision.",
     "Timing, memory use, logs, error messages and anything else that leaves other than as an answer.",
     "A ledger that was deleted, edited or put back from an old backup; a machine that was put back from a snapshot.",
     "Code that reads the private data without going through the ledger, including the user's own model code.",
@@ -168,13 +169,25 @@ class Statement:
             note = f" ({line.note})" if line.note else ""
             still = ", still open" if line.open else ""
             lines.append(
-                f"- Plan {line.plan}{note}, {line.created}: {m.question}, {_sample(m)}, {type(m.noise).__name__} noise "
-                f"of scale {m.noise.scale:g} (in units of the most one {self.unit} can contribute); "
+                f"- Plan {line.plan}{note}, {line.created}: {m.question}, {_sample(m)}, {self._noise(m)}; "
                 f"{line.answers} of {m.times} planned answers counted{still}."
             )
         return (
             "What was asked. An answer is counted before it is given, so after a crash the count may be too high.\n"
             + ("\n".join(lines))
+        )
+
+    def _noise(self, mechanism: Mechanism) -> str:
+        noise = mechanism.noise
+        if isinstance(noise, SealedGaussian):
+            return (
+                f"epsilon={noise.epsilon:g}, delta={noise.delta:g} by the method's own proof under {noise.adjacency} "
+                f"(Gaussian noise of scale {noise.scale:g} inside the method)"
+            )
+        # What a method that runs inside the door passes on is bounded by its proof, everything else one by one.
+        return (
+            f"{type(noise).__name__} noise of scale {noise.scale:g} (in units of the most one {self.unit} can change "
+            "the exact answer)"
         )
 
 

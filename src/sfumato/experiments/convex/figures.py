@@ -39,7 +39,9 @@ def draw(spec: Spec, path: Path, folder: Path = COMMITTED) -> None:
         for number, panel in enumerate(panels):
             _panel(figure.add_subplot(1, len(panels), number + 1), spec, found, panel)
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(3 * len(panels), max(1, len(labels))), frameon=False)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(3 * len(panels), max(1, len(labels))), frameon=False
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata={"Date": None})
 
