@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,14 @@ class Exact(Allowance):
 
 def descended(model: Any, loss: Loss, rows: Rows, public: Rows | None = None) -> tuple[Tensor, Exact]:
     allowance = Exact(rows)
-    sampler = FullBatch(size=len(rows.y))
-    w, _ = model._stage_1(allowance, sampler, public, loss, rows.X.shape[1])
-    return w, allowance
+    return stage_1(model, allowance, loss, rows, public), allowance
+
+
+def stage_1(model: Any, allowance: Exact, loss: Loss, rows: Rows, public: Rows | None) -> Tensor:
+    n, width = rows.X.shape
+    recipe = replace(model._recipe(n, width, loss), sampler=FullBatch(size=n))
+    w: Tensor = model._stage_1(allowance, recipe, public, loss, torch.zeros(width, dtype=torch.float64))[0]
+    return w
 
 
 def test_without_noise_and_clip_stage_1_finds_scikit_learns_minimum() -> None:
@@ -78,13 +84,13 @@ def test_the_noise_grows_by_alpha_and_the_clip_norm_shrinks_by_beta_down_to_its_
     X, score = table(50)
     rows = Rows(torch.from_numpy(X), torch.from_numpy(np.sign(score)))
     # Ratios of zero: both rules fire at every step.
-    model = PPSGDClassifier(growth_ratio=0.0, shrink_ratio=0.0, max_iter=30)
+    model = PPSGDClassifier(growth=0.3, shrink=0.3, growth_ratio=0.0, shrink_ratio=0.0, max_iter=30)
     _, allowance = descended(model, Hinge(), rows, public=rows)
     noises, clips = zip(*allowance.asked, strict=True)
     assert noises == pytest.approx([1.3 ** (-t / 2) for t in range(30)])
     assert clips == pytest.approx([max(0.7**t, 0.05) for t in range(30)])
     # Ratios without end: neither ever does.
-    model = PPSGDClassifier(growth_ratio=1e30, shrink_ratio=1e30, max_iter=30)
+    model = PPSGDClassifier(growth=0.3, shrink=0.3, growth_ratio=1e30, shrink_ratio=1e30, max_iter=30)
     _, allowance = descended(model, Hinge(), rows, public=rows)
     assert set(allowance.asked) == {(1.0, 1.0)}
 
@@ -96,7 +102,7 @@ def test_lines_12_and_13_compare_the_public_gradient_with_the_noise_of_the_mean(
     slope = float((Hinge().slope(torch.zeros(50), rows.y).double() @ rows.X / 50).norm())
     border = math.sqrt(d) * 1.0 * 1.0 / s / slope  # phi at which phi |g| = sqrt(p) z C / s
     for phi, grows in ((border * 1.01, False), (border * 0.99, True)):
-        model = PPSGDClassifier(growth_ratio=phi, shrink_ratio=1e30, max_iter=2, learning_rate=eta)
+        model = PPSGDClassifier(growth=0.3, growth_ratio=phi, max_iter=2, learning_rate=eta)
         _, allowance = descended(model, Hinge(), rows, public=rows)
         assert (allowance.asked[1][0] < 1.0) == grows
 
@@ -106,15 +112,15 @@ def test_a_step_does_not_grow_beyond_a_fiftieth_of_the_budget() -> None:
     rows = Rows(torch.from_numpy(X), torch.from_numpy(np.sign(score)))
     for share, grows in ((0.0199, True), (0.0201, False)):
         allowance = Exact(rows, shares=share)
-        model = PPSGDClassifier(growth_ratio=0.0, max_iter=3)
-        model._stage_1(allowance, FullBatch(size=50), rows, Hinge(), X.shape[1])
+        stage_1(PPSGDClassifier(growth=0.3, growth_ratio=0.0, max_iter=3), allowance, Hinge(), rows, rows)
         assert (allowance.asked[-1][0] < 1.0) == grows
 
 
 def test_model_reuse_minimises_line_25() -> None:
     X, score = table()
     y = score > 0
-    fits = {"epsilon": 1.0, "max_iter": 20, "fit_intercept": False, "not_private_seed": 0, "loss": Hinge()}
+    fits: dict[str, Any] = {"epsilon": 1.0, "max_iter": 20, "fit_intercept": False, "not_private_seed": 0}
+    fits |= {"loss": Hinge(), "head_start": False}
     public = Rows(torch.from_numpy(X[:30]), torch.from_numpy(np.where(y[:30], 1.0, -1.0)))
     data = (X[30:], y[30:], X[:30], y[:30])
     w_T = PPSGDClassifier(reuse=0.0, **fits).fit(*data).coef_[0]
@@ -154,7 +160,13 @@ def test_a_run_whose_growth_rule_fires_every_step_stays_within_budget(adjacency:
     X, score = table()
     y = score > 0
     model = PPSGDClassifier(
-        epsilon=0.5, max_iter=400, batch_size=40, growth_ratio=0.0, adjacency=adjacency, ledger=tmp_path / "ledger.db"
+        epsilon=0.5,
+        max_iter=400,
+        batch_size=40,
+        growth=0.3,
+        growth_ratio=0.0,
+        adjacency=adjacency,
+        ledger=tmp_path / "ledger.db",
     )
     if adjacency == "add-remove":
         model.set_params(size=2000)
@@ -217,8 +229,9 @@ def test_where_nothing_grows_all_steps_are_planned_and_composed_by_pld() -> None
     y = score > 0
     public = (X[:30], y[:30])
     for model, rows in (
-        (PPSGDClassifier(growth=0.0, max_iter=30), public),
-        (PPSGDClassifier(max_iter=30), (None, None)),
+        (PPSGDClassifier(max_iter=30), public),
+        (PPSGDClassifier(growth=0.0, shrink=0.3, max_iter=30), public),
+        (PPSGDClassifier(growth=0.3, max_iter=30), (None, None)),
         (DPSGDClassifier(max_iter=30), (None, None)),
     ):
         model.fit(X[30:], y[30:], *rows)
@@ -262,7 +275,7 @@ def test_several_fits_share_a_larger_account(tmp_path: Path) -> None:
     y = score > 0
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.account("table", unit="example", adjacency=Adjacency.REPLACE_ONE, budget=Budget(1.0, 1e-6))
-    model = PPSGDClassifier(epsilon=0.5, max_iter=20, ledger=ledger)
+    model = PPSGDClassifier(epsilon=0.5, max_iter=20, growth=0.3, ledger=ledger)
     for _ in range(3):  # Rényi divergences add up better than epsilons
         model.fit(X[30:], y[30:], X[:30], y[:30])
     assert model.epsilon_ == 0.5
@@ -299,6 +312,7 @@ def test_weights_are_projected() -> None:
         ({"accounting": "rdp"}, "accounting='rdp'"),
         ({"growth": -0.1}, "growth=-0.1"),
         ({"shrink": 1.0}, "shrink=1.0"),
+        ({"growth_ratio": math.inf}, "growth_ratio=inf"),
         ({"reuse": -1.0}, "reuse=-1.0"),
         ({"shrink_ratio": math.nan}, "shrink_ratio=nan"),
         ({"max_iter": 0}, "max_iter=0"),

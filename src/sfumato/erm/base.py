@@ -24,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
+from sfumato.erm.coordinates import moved
 from sfumato.erm.losses import Logistic, Loss, Needs, Square
 from sfumato.erm.rows import Array, Rows, column, features, numbers, signs, tensor, unit_rows
 from sfumato.errors import InvalidArgument
@@ -182,11 +183,18 @@ class PrivateLinear(LinearModel):
             raise InvalidArgument("X has 0 sample(s), and there is nothing to learn from: give some rows.")
         if self._merges_public and public is not None:
             rows = Rows(torch.cat([rows.X, public.X]), torch.cat([rows.y, public.y]))
+        M = None if public is None else self._coordinates(public)
+        if M is not None and public is not None:  # row by row, by a public map: free of charge
+            rows, public = Rows(moved(rows.X, M), rows.y), Rows(moved(public.X, M), public.y)
         with self._door(rows, public) as private:
             learned = self._learn(private, public, loss, rows.X.shape[1])
             self.ledger_ = private.statement()
-        self._keep(learned)
+        self._keep(learned if M is None else learned._replace(w=M.T @ learned.w))
         return self
+
+    def _coordinates(self, public: Rows) -> Tensor | None:
+        """A matrix, made of public rows, by which all rows are multiplied before the method sees any; None for none."""
+        return None
 
     @abstractmethod
     def _learn(self, private: Private, public: Rows | None, loss: Loss, width: int) -> Learned:

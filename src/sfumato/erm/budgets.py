@@ -36,6 +36,12 @@ def planned_noise(budget: Budget, sampler: Sampler, steps: int, adjacency: Adjac
 
 
 @lru_cache(maxsize=256)
+def planned_epsilon(budget: Budget, mechanisms: tuple[Mechanism, ...], adjacency: Adjacency) -> float:
+    """What they cost at the budget's delta, as one composition."""
+    return accounting.epsilon(mechanisms, delta=budget.delta, adjacency=adjacency).epsilon
+
+
+@lru_cache(maxsize=256)
 def filtered_noise(budget: Budget, sampler: Sampler, steps: int, adjacency: Adjacency) -> tuple[float, RenyiFilter]:
     """The least noise with which `steps` equal answers fit a filter, and the best filter of one order for that.
 
@@ -141,8 +147,7 @@ class PlannedAllowance(Allowance):
         self._private, self._steps = private, steps
         self.noise = planned_noise(budget, sampler, steps, private.adjacency)
         self._plan = private.plan(Planned(kind, self.noise, sampler, steps))
-        cost = accounting.epsilon(self._plan.mechanisms, delta=budget.delta, adjacency=private.adjacency)
-        self.epsilon = cost.epsilon
+        self.epsilon = planned_epsilon(budget, self._plan.mechanisms, private.adjacency)
 
     def share(self, noise: float) -> float:
         return 1 / self._steps if noise == self.noise else math.inf

@@ -6,47 +6,38 @@ import math
 from dataclasses import dataclass
 
 import torch
+from sklearn.base import is_classifier
 from torch import Tensor
 
-from sfumato.data.samplers import FixedSize, Poisson, Sampler
+from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
 from sfumato.erm.base import Classifier, Learned, PrivateLinear, Regressor
 from sfumato.erm.budgets import PlannedAllowance
 from sfumato.erm.losses import Loss
 from sfumato.erm.questions import LinearGradientMean
+from sfumato.erm.recipe import Circumstances, Recipe
 from sfumato.erm.rows import Rows
 from sfumato.errors import InvalidArgument
 from sfumato.privacy.budget import Budget
+from sfumato.privacy.mechanisms import Adjacency
 from sfumato.private import Private
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Descent(PrivateLinear):
-    """Steps w <- w - learning_rate (noisy clipped gradient + l2 w), from w = 0.
+class NoisySteps(PrivateLinear):
+    """What does not depend on how the settings were found.
 
     Args (beside those of `PrivateLinear`):
-        max_iter: how many steps; the noise follows from it.
-        batch_size: rows per step, in the mean; None is a hundredth of the rows, at least 16.
         sampling: "poisson" (each row joins by itself), or "fixed" (without replacement; replace-one only).
-        clip: the most that one row contributes to a gradient sum.
         radius: weights are projected to this norm after every step; None leaves them.
         average: the share of the last iterates that is averaged; 0 takes the last one. It costs nothing.
     """
 
-    max_iter: int = 1000
-    batch_size: int | None = None
     sampling: str = "poisson"
-    learning_rate: float = 0.5
-    clip: float = 1.0
     radius: float | None = None
     average: float = 0.0
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if not (isinstance(self.max_iter, int) and self.max_iter >= 1):
-            raise InvalidArgument(f"max_iter={self.max_iter} must be a whole number of at least 1.")
-        for name in ("learning_rate", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise InvalidArgument(f"{name}={getattr(self, name)} must be positive and finite.")
         if self.radius is not None and not self.radius > 0:
             raise InvalidArgument(f"radius={self.radius} must be positive: weights are projected to it.")
         if self.sampling not in ("poisson", "fixed"):
@@ -54,16 +45,53 @@ class Descent(PrivateLinear):
         if not 0 <= self.average <= 1:
             raise InvalidArgument(f"average={self.average} must lie between 0 and 1: it is a share of the iterates.")
 
-    def _sampler(self, size: int) -> Sampler:
-        batch = self.batch_size
-        if batch is None:
-            batch = min(size, max(16, round(size / 100)))
+    def _batches(self, size: int, batch: int) -> Sampler:
         return (Poisson if self.sampling == "poisson" else FixedSize)(size=size, batch_size=batch)
 
-    def _moved(self, w: Tensor, gradient: Tensor) -> Tensor:
+    def _stepped(self, w: Tensor, gradient: Tensor, rate: float) -> Tensor:
         """One step; the regulariser is public, so its gradient comes after the noise."""
-        moved = torch.add(w * (1 - self.learning_rate * self.l2), gradient, alpha=-self.learning_rate)
+        moved = torch.add(w * (1 - rate * self.l2), gradient, alpha=-rate)
         return moved if self.radius is None else moved * min(1.0, self.radius / (float(moved.norm()) + 1e-300))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Descent(NoisySteps):
+    """Steps w <- w - learning_rate (noisy clipped gradient + l2 w), from w = 0, with the settings that are given.
+
+    Args (beside those of `NoisySteps`):
+        max_iter: how many steps; the noise follows from it.
+        batch_size: rows per step, in the mean; None is a hundredth of the rows, at least 16.
+        clip: the most that one row contributes to a gradient sum.
+    """
+
+    max_iter: int = 1000
+    batch_size: int | None = None
+    learning_rate: float = 0.5
+    clip: float = 1.0
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_settings(self.max_iter, self.learning_rate, self.clip)
+
+    def _sampler(self, size: int) -> Sampler:
+        return self._batches(size, hundredth(size) if self.batch_size is None else self.batch_size)
+
+    def _moved(self, w: Tensor, gradient: Tensor) -> Tensor:
+        return self._stepped(w, gradient, self.learning_rate)
+
+
+def hundredth(size: int) -> int:
+    """The rows of a batch where nothing better is known."""
+    return min(size, max(16, round(size / 100)))
+
+
+def check_settings(max_iter: int | None, learning_rate: float | None, clip: float | None) -> None:
+    """Raise for what is out of range; None is chosen elsewhere."""
+    if max_iter is not None and not (isinstance(max_iter, int) and max_iter >= 1):
+        raise InvalidArgument(f"max_iter={max_iter} must be a whole number of at least 1.")
+    for name, value in (("learning_rate", learning_rate), ("clip", clip)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InvalidArgument(f"{name}={value} must be positive and finite.")
 
 
 class Average:
@@ -91,17 +119,74 @@ class Average:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _DPSGD(Descent):
+class TunedDescent(NoisySteps):
+    """`Descent` whose settings, where they are left at None, follow from public quantities: see `recipe`.
+
+    Args (beside those of `NoisySteps`):
+        max_iter: how many steps; the noise follows from it. None: what stability needs, 128 to 512.
+        batch_size: rows per step, in the mean. None: so many that sampling adds little to the noise, or all.
+        learning_rate: None: what the noise and the curvature of the loss allow.
+        clip: the most that one row contributes to a gradient sum. None: the longest first gradient of a row of norm 1,
+            or somewhat more where the noise leaves room.
+    """
+
+    max_iter: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    clip: float | None = None
+    average: float = 0.5
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_settings(self.max_iter, self.learning_rate, self.clip)
+
+    def _recipe(self, size: int, width: int, loss: Loss, steepest: float = 1.0) -> Recipe:
+        given = Circumstances(
+            budget=Budget(self.epsilon, self.delta),
+            adjacency=Adjacency(self.adjacency),
+            size=size,
+            width=width,
+            loss=loss,
+            classes=is_classifier(self),
+            steepest=steepest,
+        )
+        clip = given.clip() if self.clip is None else self.clip
+        steps = self._steps(given, clip) if self.max_iter is None else self.max_iter
+        batch = self._batch(given, steps) if self.batch_size is None else self.batch_size
+        everyone = self.batch_size is None and batch == size
+        return Recipe(
+            steps=steps,
+            sampler=FullBatch(size=size) if everyone else self._batches(size, batch),
+            clip=clip,
+            reach=given.reach,
+            longest=given.longest,
+            most=given.most,
+            learning_rate=self.learning_rate,
+        )
+
+    def _steps(self, given: Circumstances, clip: float) -> int:
+        return given.steps(clip, self.learning_rate)
+
+    def _batch(self, given: Circumstances, steps: int) -> int:
+        return given.batch(steps)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class _DPSGD(TunedDescent):
     _merges_public = True
 
     def _learn(self, private: Private, public: Rows | None, loss: Loss, width: int) -> Learned:
         w, iterates = torch.zeros(width, dtype=torch.float64), Average(self.average)
-        budget, sampler = Budget(self.epsilon, self.delta), self._sampler(private.size)
-        with PlannedAllowance(private, LinearGradientMean, sampler, budget=budget, steps=self.max_iter) as allowance:
-            for _ in range(self.max_iter):
-                w = self._moved(w, allowance.ask(LinearGradientMean(loss, w, self.clip), allowance.noise))
+        budget, recipe = Budget(self.epsilon, self.delta), self._recipe(private.size, width, loss)
+        with PlannedAllowance(
+            private, LinearGradientMean, recipe.sampler, budget=budget, steps=recipe.steps
+        ) as allowance:
+            rate = recipe.rate(allowance.noise)
+            for _ in range(recipe.steps):
+                g = allowance.ask(LinearGradientMean(loss, w, recipe.clip), allowance.noise)
+                w = self._stepped(w, g, rate)
                 iterates.add(w)
-        return Learned(iterates.result(), self.max_iter, allowance.epsilon)
+        return Learned(iterates.result(), recipe.steps, allowance.epsilon)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -110,9 +195,9 @@ class DPSGDClassifier(Classifier, _DPSGD):
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).uniform(-1, 1, (2000, 3))
-    >>> model = DPSGDClassifier(epsilon=2.0, max_iter=50, learning_rate=4.0).fit(X, X[:, 0] > 0)
-    >>> model.n_iter_, bool(1.9 < model.epsilon_ <= 2.0), bool(model.score(X, X[:, 0] > 0) > 0.6)
-    (50, True, True)
+    >>> model = DPSGDClassifier(epsilon=2.0).fit(X, X[:, 0] > 0)
+    >>> bool(1.9 < model.epsilon_ <= 2.0), bool(model.score(X, X[:, 0] > 0) > 0.9)
+    (True, True)
     """
 
 

@@ -6,6 +6,7 @@ known without writing it out, and the clipped sum is X' c for one coefficient pe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,25 +56,25 @@ class LinearGradientMean(Question):
                 check_row_map(lambda batch: self.loss.slope((batch[0] * self.w).sum(1), batch[1]), rows)
 
     def exact(self, sample: Sample) -> Exact:
-        total = torch.zeros_like(self.w)
+        total: Tensor | None = None
         for batch, units in sample.parts():
             X, y = _features_and_targets(batch)
             # Not X @ w: a matrix product may round a row's score otherwise in another batch. Zero times a target that
             # is not finite is NaN, also where the loss would bound its slope.
             slope = self.loss.slope((X * self.w).sum(1), y).add(y, alpha=0)
             if units.weights is None:
-                total = total + self._of_rows(X, slope)
+                part = self._of_rows(X, slope)
             else:
-                total = total + self._of_units(X, slope * units.weights, units.records)
-        return total
+                part = self._of_units(X, slope * units.weights, units.records)
+            total = part if total is None else total + part
+        return torch.zeros_like(self.w) if total is None else total
 
     def _of_rows(self, X: Tensor, slope: Tensor) -> Tensor:
-        length, clip = (torch.linalg.vector_norm(X, dim=1) + _TINY) * slope.abs(), self._rounded_clip
-        coefficient = slope * (clip / length.clamp_min(clip))
-        usable = torch.isfinite(length)
-        if not usable.all():  # zero times NaN is NaN: such rows must not be read
-            coefficient, X = coefficient[usable], X[usable]
-        return torch.mv(X.T, coefficient)
+        length, clip = torch.linalg.vector_norm(X, dim=1).add_(_TINY).mul_(slope.abs()), self._rounded_clip
+        if not math.isfinite(float(length.sum())):  # zero times NaN is NaN: such rows must not be read
+            usable = torch.isfinite(length)
+            slope, X, length = slope[usable], X[usable], length[usable]
+        return torch.mv(X.T, slope * (clip / length.clamp_min_(clip)))
 
     def _of_units(self, X: Tensor, slope: Tensor, records: int) -> Tensor:
         gradients = (X * slope[:, None]).reshape(-1, records, X.shape[1])

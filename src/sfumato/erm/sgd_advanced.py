@@ -18,18 +18,20 @@ from dataclasses import dataclass
 
 import torch
 
-from sfumato.data.samplers import Sampler
 from sfumato.erm.base import Classifier, Learned, Regressor
 from sfumato.erm.budgets import planned_noise
-from sfumato.erm.descent import Average, Descent
+from sfumato.erm.descent import Average, TunedDescent, hundredth
 from sfumato.erm.losses import Loss
 from sfumato.erm.questions import LinearGradientMean
+from sfumato.erm.recipe import Circumstances, Recipe
 from sfumato.erm.rows import Rows
 from sfumato.errors import InvalidArgument, UnsupportedAccounting
 from sfumato.privacy import accounting
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Planned, Private
+
+_HISTORICAL_STEPS = 1000  # the formula holds for many steps only
 
 
 def historical_noise(budget: Budget, q: float, T: int) -> float:
@@ -57,7 +59,7 @@ def historical_noise(budget: Budget, q: float, T: int) -> float:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _SgdAdvanced(Descent):
+class _SgdAdvanced(TunedDescent):
     accounting: str = "historical"
 
     _merges_public = True
@@ -72,37 +74,43 @@ class _SgdAdvanced(Descent):
                 "accounting='modern'."
             )
 
-    def _noise(self, sampler: Sampler) -> float:
-        budget = Budget(self.epsilon, self.delta)
+    def _steps(self, given: Circumstances, clip: float) -> int:
+        return super()._steps(given, clip) if self.accounting == "modern" else _HISTORICAL_STEPS
+
+    def _batch(self, given: Circumstances, steps: int) -> int:
+        return super()._batch(given, steps) if self.accounting == "modern" else hundredth(given.size)
+
+    def _noise(self, recipe: Recipe) -> float:
+        budget, sampler = Budget(self.epsilon, self.delta), recipe.sampler
         if self.accounting == "modern":
-            return planned_noise(budget, sampler, self.max_iter, Adjacency(self.adjacency))
-        return historical_noise(budget, sampler.expected / sampler.size, self.max_iter)
+            return planned_noise(budget, sampler, recipe.steps, Adjacency(self.adjacency))
+        return historical_noise(budget, sampler.expected / sampler.size, recipe.steps)
 
     def _learn(self, private: Private, public: Rows | None, loss: Loss, width: int) -> Learned:
-        sampler, kind = self._sampler(private.size), LinearGradientMean
-        noise = self._noise(sampler)
-        steps = Mechanism(question=kind.kind(), noise=Gaussian(noise), sampler=sampler, times=self.max_iter)
+        recipe, kind = self._recipe(private.size, width, loss), LinearGradientMean
+        noise = self._noise(recipe)
+        steps = Mechanism(question=kind.kind(), noise=Gaussian(noise), sampler=recipe.sampler, times=recipe.steps)
         cost = accounting.epsilon([steps], delta=self.delta, adjacency=private.adjacency).epsilon
         if cost > self.epsilon:
             raise UnsupportedAccounting(
                 f"accounting={self.accounting!r} would cost {cost:.4g} and not epsilon={self.epsilon}: use 'modern'."
             )
-        plan = private.plan(Planned(kind, noise, sampler, self.max_iter))
+        plan = private.plan(Planned(kind, noise, recipe.sampler, recipe.steps))
         try:
-            w, iterates = torch.zeros(width, dtype=torch.float64), Average(self.average)
-            for _ in range(self.max_iter):
-                w = self._moved(w, private.ask(kind(loss, w, self.clip)))
+            w, iterates, rate = torch.zeros(width, dtype=torch.float64), Average(self.average), recipe.rate(noise)
+            for _ in range(recipe.steps):
+                w = self._stepped(w, private.ask(kind(loss, w, recipe.clip)), rate)
                 iterates.add(w)
         finally:
             plan.close()
-        return Learned(iterates.result(), self.max_iter, cost)
+        return Learned(iterates.result(), recipe.steps, cost)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SgdAdvancedClassifier(Classifier, _SgdAdvanced):
     """SGD for two classes with the noise of 2014, or with today's. Public rows join the private ones.
 
-    Args (beside those of `PrivateLinear` and `Descent`):
+    Args (beside those of `PrivateLinear` and `TunedDescent`; the formula needs many steps, so it has 1000 by default):
         accounting: "historical", noise by the formula of strong composition, or "modern", the least that PLD allows.
 
     `epsilon_` and the ledger say what the noise costs in truth.
