@@ -67,9 +67,9 @@ class BestStep(Question):
     def _losses(self, X: Tensor, y: Tensor) -> Tensor:
         scores = X @ self.candidates.T
         # A row with an entry that is not finite has no finite score: zero times infinity is NaN.
-        usable = (torch.isfinite(scores).all(1) & torch.isfinite(y))[:, None]
-        losses = self.loss.value(scores, y[:, None]).clamp(0.0, self.bound)
-        return torch.where(usable, torch.nan_to_num(losses, nan=self.bound), 0.0)
+        usable = torch.isfinite(scores.sum(1) + y)
+        losses = self.loss.value(scores, y[:, None]).nan_to_num(nan=self.bound).clamp_(0.0, self.bound)
+        return losses if usable.all() else torch.where(usable[:, None], losses, 0.0)
 
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(len(self.candidates), dtype=torch.float64)
@@ -77,8 +77,9 @@ class BestStep(Question):
             losses = self._losses(X, y)
             if units.weights is not None:
                 losses = losses * units.weights.to(losses)[:, None]
-            per_unit = losses.reshape(-1, units.records, losses.shape[1]).sum(1)
-            total = total + per_unit.clamp(0.0, self.bound).sum(0)
+            if units.records > 1:
+                losses = losses.reshape(-1, units.records, losses.shape[1]).sum(1)
+            total = total + losses.clamp_(0.0, self.bound).sum(0)
         return total
 
     def release(self, noisy: Any, expected: float) -> int:
