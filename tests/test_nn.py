@@ -30,9 +30,7 @@ def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def plain(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, activation: Activation) -> Tensor:
-    y = F.group_norm(x, groups, weight, bias)
-    return {Activation.NONE: lambda u: u, Activation.RELU: F.relu, Activation.SILU: F.silu}[activation](y)
+PLAIN = {Activation.NONE: lambda u: u, Activation.RELU: F.relu, Activation.SILU: F.silu}
 
 
 def inputs(channels: int = 8, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,21 +41,23 @@ def inputs(channels: int = 8, dtype: torch.dtype = torch.float32) -> tuple[Tenso
 
 @pytest.mark.parametrize("use", WAYS)
 @pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("channels", [8, 12])  # 12 does not fit the kernels
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm_act_like_autograd(
-    use: kernels.Use, activation: Activation, channels: int, affine: bool, monkeypatch: pytest.MonkeyPatch
+    use: kernels.Use, activation: Activation, first: bool, channels: int, affine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before, after = (activation, Activation.NONE) if first else (Activation.NONE, activation)
     calls = watch_kernels(monkeypatch)
     x, weight, bias = inputs(channels)
     given = [x, weight, bias] if affine else [x]
     leaves = [t.clone().requires_grad_() for t in given]
     with kernels.using(use):
-        y = group_norm_act(leaves[0], 4, *(leaves[1:] if affine else (None, None)), 1e-5, activation)
+        y = group_norm_act(leaves[0], 4, *(leaves[1:] if affine else (None, None)), 1e-5, before, after)
         dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
         ours = [y, *torch.autograd.grad(y, leaves, dy)]
     wide = [t.double().requires_grad_() for t in given]
-    z = plain(wide[0], 4, *(wide[1:] if affine else (None, None)), activation)
+    z = PLAIN[after](F.group_norm(PLAIN[before](wide[0]), 4, *wide[1:]))
     for a, b in zip(ours, [z, *torch.autograd.grad(z, wide, dy.double())], strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
     fused = use is kernels.Use.INTERPRETER and channels == 8
@@ -233,7 +233,7 @@ def test_a_mode_sees_each_as_one_operation(use: kernels.Use) -> None:
         with Watch():
             y = norm(conv(x))
     of_ours = [s for s in seen if s[0] in (group_norm_act, standardised_conv2d, F.group_norm, F.conv2d)]
-    assert of_ours == [(standardised_conv2d, 9, {}), (group_norm_act, 6, {})]
+    assert of_ours == [(standardised_conv2d, 9, {}), (group_norm_act, 7, {})]
     torch.testing.assert_close(y, expected, rtol=0, atol=0)
 
 
@@ -258,6 +258,7 @@ def test_they_print_what_they_are() -> None:
         "bias=True, gain=False)"
     )
     assert repr(GroupNormAct(2, 8, "silu")) == "GroupNormAct(2, 8, activation='silu', eps=1e-05)"
+    assert repr(GroupNormAct(2, 8, activation_first=True)).endswith("eps=1e-05, activation_first=True)")
     assert repr(Pixels()) == "Pixels(mean=0.5, std=0.25)"
 
 

@@ -61,6 +61,21 @@ def test_uint8_and_floats_give_the_same() -> None:
     torch.testing.assert_close(model(images[:1]), logits[:1], rtol=1e-4, atol=1e-4)
 
 
+def test_activation_first_gives_convolutions_features_of_mean_0() -> None:
+    torch.manual_seed(0)
+    seen = {}
+    for first in (False, True):
+        model = wide_resnet(10, 1, activation_first=first).to(DEVICE)
+        for conv in model.body.modules():
+            if isinstance(conv, WSConv2d):
+                conv.register_forward_pre_hook(
+                    lambda _m, given, f=first: seen.setdefault(f, []).append(given[0].detach())
+                )
+        assert bool(model(pixels(2)).isfinite().all())
+    assert all(float(x.min()) == 0 for x in seen[False])
+    assert all(float(x.mean().abs()) < 1e-5 and float(x.min()) < 0 for x in seen[True])
+
+
 def test_strides() -> None:
     model = wide_resnet(10, 1).to(DEVICE)
     sizes = []

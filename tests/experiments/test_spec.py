@@ -58,7 +58,7 @@ def test_what_needs_generated_images_cannot_be_run() -> None:
     assert {column for _, column in runnable["000-table3"]} == {"original setting"}
     assert {column for _, column in runnable["000-table2"]} == {"DP-SGD (cold)", "DP-SGD (warm)"}
     assert len(runnable["000-table1"]) == 2
-    assert len(runnable["cifar10-public"]) == len(find_spec("cifar10-public").cells) == 19
+    assert len(runnable["cifar10-public"]) == len(find_spec("cifar10-public").cells) == 20
 
 
 @pytest.mark.parametrize(("epsilon", "epochs", "rate"), [(1, 15, 0.5), (2, 30, 0.5), (4, 30, 1.0), (6, 20, 2.0)])

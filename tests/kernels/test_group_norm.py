@@ -56,14 +56,24 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", full(torch.empty_like))
 
 
-def both(shape: tuple[int, int, int, int], dtype: torch.dtype, activation: str) -> list[tuple[Tensor, Tensor]]:
+Activations = tuple[str, str]  # before and after
+
+PLACES: list[Activations] = [
+    ("none", "none"),
+    *(("none", a) for a in ("relu", "silu")),
+    *((a, "none") for a in ("relu", "silu")),
+    ("silu", "relu"),
+]
+
+
+def both(shape: tuple[int, int, int, int], dtype: torch.dtype, places: Activations) -> list[tuple[Tensor, Tensor]]:
     """Every result of forward and backward, from kernel and twin."""
     x, dy, weight, bias = make(shape, dtype)
     groups = shape[1]
-    ours = gn.forward(x, groups, weight, bias, 1e-5, activation)
-    theirs = gn.forward_slowly(x, groups, weight, bias, 1e-5, activation)
-    ours += gn.backward(x, dy, weight, bias, *ours[1:], groups, activation)
-    theirs += gn.backward_slowly(x, dy, weight, bias, *theirs[1:], groups, activation)
+    ours = gn.forward(x, groups, weight, bias, 1e-5, *places)
+    theirs = gn.forward_slowly(x, groups, weight, bias, 1e-5, *places)
+    ours += gn.backward(x, dy, weight, bias, *ours[1:], groups, *places)
+    theirs += gn.backward_slowly(x, dy, weight, bias, *theirs[1:], groups, *places)
     return list(zip(ours, theirs, strict=True))
 
 
@@ -76,37 +86,41 @@ def compare(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs, rtol=rounding, atol=rounding)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("places", PLACES[:-1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_are_like_their_twins(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, activation: str, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int, int], dtype: torch.dtype, places: Activations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert gn.fits(shape[0], shape[1], shape[2] * shape[3])
     poisoned(monkeypatch)
-    compare(both(shape, dtype, activation), dtype)
+    compare(both(shape, dtype, places), dtype)
 
 
+@pytest.mark.parametrize("places", [("none", "silu"), ("silu", "none"), ("relu", "none")])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_image_of_several_tiles(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_several_tiles(
+    shape: tuple[int, int, int, int], places: Activations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for table in ("_FORWARD", "_BACKWARD"):
         monkeypatch.setattr(gn, table, {})
     monkeypatch.setattr(gn, "_OTHERWISE", (8 * shape[0], 4))  # 4 positions in float32
     poisoned(monkeypatch)
-    compare(both(shape, torch.float32, "silu"), torch.float32)
+    compare(both(shape, torch.float32, places), torch.float32)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("slowly", [False, True])
-def test_like_autograd(activation: str, slowly: bool) -> None:
+def test_like_autograd(places: Activations, slowly: bool) -> None:
     """And the affine gradients of each image are those of that image alone."""
     x, dy, weight, bias = make((16, 4, 4, 4))
     forward, backward = (gn.forward_slowly, gn.backward_slowly) if slowly else (gn.forward, gn.backward)
-    y, mean, rstd = forward(x, 4, weight, bias, 1e-5, activation)
-    dx, dw, db = backward(x, dy, weight, bias, mean, rstd, 4, activation)
+    y, mean, rstd = forward(x, 4, weight, bias, 1e-5, *places)
+    dx, dw, db = backward(x, dy, weight, bias, mean, rstd, 4, *places)
     for i in range(len(x)):
         leaves = [t.double().requires_grad_() for t in (x[i : i + 1], weight, bias)]
-        out = ACTIVATIONS[activation](F.group_norm(leaves[0], 4, leaves[1], leaves[2]))
+        before, after = (ACTIVATIONS[a] for a in places)
+        out = after(F.group_norm(before(leaves[0]), 4, leaves[1], leaves[2]))
         truth = [out, *torch.autograd.grad(out, leaves, dy[i : i + 1].double())]
         for ours, theirs in zip((y[i : i + 1], dx[i : i + 1], dw[i], db[i]), truth, strict=True):
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
@@ -116,8 +130,8 @@ def test_like_autograd(activation: str, slowly: bool) -> None:
 def test_without_affine(slowly: bool) -> None:
     x, dy, *_ = make((8, 2, 4, 4))
     forward, backward = (gn.forward_slowly, gn.backward_slowly) if slowly else (gn.forward, gn.backward)
-    y, mean, rstd = forward(x, 2, None, None, 1e-5, "silu")
-    dx, dw, db = backward(x, dy, None, None, mean, rstd, 2, "silu")
+    y, mean, rstd = forward(x, 2, None, None, 1e-5, "none", "silu")
+    dx, dw, db = backward(x, dy, None, None, mean, rstd, 2, "none", "silu")
     leaf = x.clone().requires_grad_()
     out = F.silu(F.group_norm(leaf, 2))
     torch.testing.assert_close(y, out.detach(), rtol=1e-5, atol=1e-5)
@@ -129,7 +143,7 @@ def test_images_far_from_zero_keep_their_variance() -> None:
     """E x^2 - (E x)^2 would be rounding alone here."""
     x, _, weight, bias = make((8, 2, 4, 4))
     far = x + 1000
-    y, _, rstd = gn.forward(far, 2, weight, bias, 1e-5, "none")
+    y, _, rstd = gn.forward(far, 2, weight, bias, 1e-5, "none", "none")
     truth = F.group_norm(far.double(), 2, weight.double(), bias.double())
     torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
     deviation = far.double().reshape(3, 2, -1).var(2, correction=0).add(1e-5).rsqrt()
@@ -138,10 +152,10 @@ def test_images_far_from_zero_keep_their_variance() -> None:
 
 def test_one_bad_image_spoils_itself_alone() -> None:
     x, dy, weight, bias = make((8, 2, 4, 4))
-    clean = gn.forward(x, 2, weight, bias, 1e-5, "relu")
+    clean = gn.forward(x, 2, weight, bias, 1e-5, "none", "relu")
     x[1, 0, 0, 0] = float("nan")
-    y, mean, rstd = gn.forward(x, 2, weight, bias, 1e-5, "relu")
-    dx, dw, db = gn.backward(x, dy, weight, bias, mean, rstd, 2, "relu")
+    y, mean, rstd = gn.forward(x, 2, weight, bias, 1e-5, "none", "relu")
+    dx, dw, db = gn.backward(x, dy, weight, bias, mean, rstd, 2, "none", "relu")
     assert y[1, :4].isnan().all()
     assert dw[1].isnan().any()
     for t in (y, dx, dw, db):
@@ -152,14 +166,14 @@ def test_one_bad_image_spoils_itself_alone() -> None:
 def test_any_strides_and_no_images_at_all() -> None:
     x, dy, weight, bias = make((8, 2, 4, 4))
     expanded = dy[:, :, :1, :1].expand_as(dy)
-    y, mean, rstd = gn.forward(x.contiguous(memory_format=torch.channels_last), 2, weight, bias, 1e-5, "relu")
-    torch.testing.assert_close(y, gn.forward(x.contiguous(), 2, weight, bias, 1e-5, "relu")[0], rtol=0, atol=0)
-    ours = gn.backward(x, expanded, weight, bias, mean, rstd, 2, "relu")
-    theirs = gn.backward(x, expanded.contiguous(), weight, bias, mean, rstd, 2, "relu")
+    y, mean, rstd = gn.forward(x.contiguous(memory_format=torch.channels_last), 2, weight, bias, 1e-5, "none", "relu")
+    torch.testing.assert_close(y, gn.forward(x.contiguous(), 2, weight, bias, 1e-5, "none", "relu")[0], rtol=0, atol=0)
+    ours = gn.backward(x, expanded, weight, bias, mean, rstd, 2, "none", "relu")
+    theirs = gn.backward(x, expanded.contiguous(), weight, bias, mean, rstd, 2, "none", "relu")
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
-    y, mean, rstd = gn.forward(x[:0], 2, weight, bias, 1e-5, "relu")
-    dx, dw, db = gn.backward(x[:0], dy[:0], weight, bias, mean, rstd, 2, "relu")
+    y, mean, rstd = gn.forward(x[:0], 2, weight, bias, 1e-5, "none", "relu")
+    dx, dw, db = gn.backward(x[:0], dy[:0], weight, bias, mean, rstd, 2, "none", "relu")
     assert (y.shape, dx.shape, dw.shape, db.shape) == (x[:0].shape, x[:0].shape, (0, 8), (0, 8))
 
 
@@ -171,4 +185,4 @@ def test_what_does_not_fit(channels: int, groups: int, positions: int) -> None:
 def test_what_does_not_fit_runs_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in ("_forward_kernel", "_backward_kernel"):
         monkeypatch.setattr(gn, kernel, None)
-    compare(both((12, 3, 4, 4), torch.float32, "relu"), torch.float32)
+    compare(both((12, 3, 4, 4), torch.float32, ("none", "relu")), torch.float32)

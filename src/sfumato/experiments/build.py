@@ -31,7 +31,8 @@ def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
     """With first weights drawn by the seed."""
     with own_generators(seed):
         if model.name == "wide-resnet":
-            return wide_resnet(model.depth or 16, model.width or 4, CLASSES, channels=shape[0])
+            first = bool(model.activation_first)
+            return wide_resnet(model.depth or 16, model.width or 4, CLASSES, channels=shape[0], activation_first=first)
         if model.name == "cifar-convnet":
             return cifar_convnet(CLASSES)
         if model.name == "convnet3":

@@ -46,6 +46,7 @@ class Model:
     name: str
     depth: int | None = None  # wide-resnet
     width: int | None = None  # wide-resnet
+    activation_first: bool | None = None  # wide-resnet
     hidden: tuple[int, ...] | None = None  # mlp
 
 

@@ -1,8 +1,8 @@
-"""Group normalisation with its activation, of images whose channels lie together in memory.
+"""Group normalisation with an activation before or after it, of images whose channels lie together in memory.
 
-y = act(xhat * w + b) with xhat = (x - mean) * rstd over each image's groups of channels. One program takes one image:
-it reads x once if the image fits its registers, twice if not. Its backward gives the affine gradients of every image,
-which are sums that it needs anyway.
+y = after(xhat * w + b) with xhat = (v - mean) * rstd over each image's groups of channels, and v = before(x). One
+program takes one image: it reads x once if the image fits its registers, twice if not. Its backward gives the affine
+gradients of every image, which are sums that it needs anyway.
 """
 
 # mypy: disable-error-code="import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -32,16 +32,16 @@ def fits(channels: int, groups: int, positions: int) -> bool:
 
 
 def forward(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, before: str, after: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and mean and 1/deviation of every image and group, in float32.
 
     `x` has the shape (N, C, H, W) and is laid out channels-last if it is not yet; so is the output, in x's type.
-    `activation` is "none", "relu" or "silu".
+    `before` and `after` are "none", "relu" or "silu".
     """
     N, C, H, W = x.shape
     if N == 0 or not fits(C, groups, H * W):
-        return forward_slowly(x, groups, weight, bias, eps, activation)
+        return forward_slowly(x, groups, weight, bias, eps, before, after)
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     mean = torch.empty(N, groups, device=x.device, dtype=torch.float32)
@@ -50,7 +50,7 @@ def forward(
     rows, warps = _tile(_FORWARD, C, H * W, x)
     with torch.cuda.device_of(x):
         _forward_kernel[(N,)](
-            x, y, weight, bias, mean, rstd, eps, H * W, C, groups, rows, str(activation), num_warps=warps
+            x, y, weight, bias, mean, rstd, eps, H * W, C, groups, rows, str(before), str(after), num_warps=warps
         )
     return y, mean, rstd
 
@@ -63,12 +63,13 @@ def backward(
     mean: Tensor,
     rstd: Tensor,
     groups: int,
-    activation: str,
+    before: str,
+    after: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, like x, and of weight and bias: one row per image, (N, C) in float32."""
     N, C, H, W = x.shape
     if N == 0 or not fits(C, groups, H * W):
-        return backward_slowly(x, dy, weight, bias, mean, rstd, groups, activation)
+        return backward_slowly(x, dy, weight, bias, mean, rstd, groups, before, after)
     x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     dx = torch.empty_like(x, memory_format=torch.channels_last)
     dw = torch.empty(N, C, device=x.device, dtype=torch.float32)
@@ -77,7 +78,9 @@ def backward(
     rows, warps = _tile(_BACKWARD, C, H * W, x)
     with torch.cuda.device_of(x):
         _backward_kernel[(N,)](
-            x, dy, dx, weight, bias, mean, rstd, dw, db, H * W, C, groups, rows, str(activation), num_warps=warps
+            *(x, dy, dx, weight, bias, mean, rstd, dw, db),
+            *(H * W, C, groups, rows, str(before), str(after)),
+            num_warps=warps,
         )
     return dx, dw, db
 
@@ -100,15 +103,15 @@ def _tile(table: Mapping[int, tuple[int, int]], channels: int, positions: int, x
 
 
 def forward_slowly(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, before: str, after: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `forward` computes, in plain PyTorch; statistics in float64 if x is."""
     N, C, H, W = x.shape
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = _activate(x.to(torch.promote_types(x.dtype, torch.float32)), before)
     grouped = wide.reshape(N, groups, C // groups * H * W)
     mean = grouped.mean(2)
     rstd = torch.rsqrt((grouped - mean[:, :, None]).square().mean(2) + eps)
-    y = _activate(_scaled(_xhat(wide, mean, rstd), weight, bias), activation)
+    y = _activate(_scaled(_xhat(wide, mean, rstd), weight, bias), after)
     return y.to(x.dtype).contiguous(memory_format=torch.channels_last), mean, rstd
 
 
@@ -120,18 +123,21 @@ def backward_slowly(
     mean: Tensor,
     rstd: Tensor,
     groups: int,
-    activation: str,
+    before: str,
+    after: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `backward` computes, in plain PyTorch."""
     N, C, H, W = x.shape
-    xhat = _xhat(x.to(mean.dtype), mean, rstd)
-    du = _unactivate(_scaled(xhat, weight, bias), dy.to(mean.dtype), activation)
+    wide = x.to(mean.dtype)
+    xhat = _xhat(_activate(wide, before), mean, rstd)
+    du = _unactivate(_scaled(xhat, weight, bias), dy.to(mean.dtype), after)
     dw, db = (du * xhat).sum((2, 3)), du.sum((2, 3))
     dxhat = _scaled(du, weight, None).reshape(N, groups, C // groups * H * W)
     flat = xhat.reshape_as(dxhat)
     along = (dxhat * flat).mean(2, keepdim=True)
-    dx = (dxhat - dxhat.mean(2, keepdim=True) - flat * along) * rstd[:, :, None]
-    return dx.reshape(x.shape).to(x.dtype).contiguous(memory_format=torch.channels_last), dw, db
+    dv = (dxhat - dxhat.mean(2, keepdim=True) - flat * along) * rstd[:, :, None]
+    dx = _unactivate(wide, dv.reshape(x.shape), before)
+    return dx.to(x.dtype).contiguous(memory_format=torch.channels_last), dw, db
 
 
 def _xhat(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -197,16 +203,7 @@ def _store(ptr, value, position, channel, HW: tl.constexpr, C: tl.constexpr, R: 
 
 
 @triton.jit
-def _shifted(tile, shift, position, HW: tl.constexpr, R: tl.constexpr):
-    value = tile.to(tl.float32) - shift[None, :]
-    if HW % R != 0:
-        value = tl.where((position < HW)[:, None], value, 0.0)
-    return value
-
-
-@triton.jit
-def _output(tile, mean, scale, bias, ACT: tl.constexpr):
-    u = (tile.to(tl.float32) - mean[None, :]) * scale[None, :] + bias[None, :]
+def _activated(u, ACT: tl.constexpr):
     if ACT == "relu":
         u = tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch does; the default makes NaN 0
     elif ACT == "silu":
@@ -215,16 +212,48 @@ def _output(tile, mean, scale, bias, ACT: tl.constexpr):
 
 
 @triton.jit
-def _inner_gradient(xhat, dy_tile, weight, bias, ACT: tl.constexpr):
-    """The gradient of what the activation is applied to."""
-    du = dy_tile.to(tl.float32)
-    u = xhat * weight[None, :] + bias[None, :]
+def _unactivated(u, dy, ACT: tl.constexpr):
+    """The gradient of u, from that of what the activation made of it."""
     if ACT == "relu":
-        du = tl.where(u <= 0, 0.0, du)
+        dy = tl.where(u <= 0, 0.0, dy)
     elif ACT == "silu":
         s = 1.0 / (1.0 + tl.exp(-u))
-        du = du * s * (1.0 + u * (1.0 - s))
-    return du
+        dy = dy * s * (1.0 + u * (1.0 - s))
+    return dy
+
+
+@triton.jit
+def _shifted(tile, shift, position, HW: tl.constexpr, R: tl.constexpr, BEFORE: tl.constexpr):
+    value = _activated(tile.to(tl.float32), BEFORE) - shift[None, :]
+    if HW % R != 0:
+        value = tl.where((position < HW)[:, None], value, 0.0)
+    return value
+
+
+@triton.jit
+def _output(tile, mean, scale, bias, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    v = _activated(tile.to(tl.float32), BEFORE)
+    return _activated((v - mean[None, :]) * scale[None, :] + bias[None, :], AFTER)
+
+
+@triton.jit
+def _normalised(tile, mean, rstd, BEFORE: tl.constexpr):
+    return (_activated(tile.to(tl.float32), BEFORE) - mean[None, :]) * rstd[None, :]
+
+
+@triton.jit
+def _inner_gradient(xhat, dy_tile, weight, bias, AFTER: tl.constexpr):
+    """The gradient of what the last activation is applied to."""
+    return _unactivated(xhat * weight[None, :] + bias[None, :], dy_tile.to(tl.float32), AFTER)
+
+
+@triton.jit
+def _outer_gradient(tile, dy_tile, mean, rstd, weight, bias, level, along, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """That of x: rstd * (du w - mean of du w - xhat * mean of du w xhat), the means over the group."""
+    xhat = _normalised(tile, mean, rstd, BEFORE)
+    du = _inner_gradient(xhat, dy_tile, weight, bias, AFTER)
+    dv = (du * weight[None, :] - level[None, :] - xhat * along[None, :]) * rstd[None, :]
+    return _unactivated(tile.to(tl.float32), dv, BEFORE)
 
 
 @triton.jit
@@ -240,7 +269,8 @@ def _forward_kernel(
     C: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
-    ACT: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     x_ptr += n * (HW * C)
@@ -250,20 +280,20 @@ def _forward_kernel(
     channel = tl.arange(0, C)
     row = tl.arange(0, R)
 
-    # E v^2 - (E v)^2 cancels unless v is about as small as its deviation: v is x less its group's mean at the first
+    # E v^2 - (E v)^2 cancels unless v is about as small as its deviation: v is less its group's mean at the first
     # position.
-    first = _group_sums(tl.load(x_ptr + channel).to(tl.float32), C, G) / (C // G)
+    first = _group_sums(_activated(tl.load(x_ptr + channel).to(tl.float32), BEFORE), C, G) / (C // G)
     shift = _to_channels(first, C, G)
     sums = tl.zeros([C], tl.float32)
     squares = tl.zeros([C], tl.float32)
     if R >= HW:
         tile = _load(x_ptr, row, channel, HW, C, R)
-        v = _shifted(tile, shift, row, HW, R)
+        v = _shifted(tile, shift, row, HW, R, BEFORE)
         sums = tl.sum(v, 0)
         squares = tl.sum(v * v, 0)
     else:
         for start in range(0, HW, R):
-            v = _shifted(_load(x_ptr, start + row, channel, HW, C, R), shift, start + row, HW, R)
+            v = _shifted(_load(x_ptr, start + row, channel, HW, C, R), shift, start + row, HW, R, BEFORE)
             sums += tl.sum(v, 0)
             squares += tl.sum(v * v, 0)
     offset = _group_sums(sums, C, G) / COUNT
@@ -277,11 +307,11 @@ def _forward_kernel(
     scale = _to_channels(group_rstd, C, G) * tl.load(weight_ptr + channel).to(tl.float32)
     bias = tl.load(bias_ptr + channel).to(tl.float32)
     if R >= HW:
-        _store(y_ptr, _output(tile, mean, scale, bias, ACT), row, channel, HW, C, R)
+        _store(y_ptr, _output(tile, mean, scale, bias, BEFORE, AFTER), row, channel, HW, C, R)
     else:
         for start in range(0, HW, R):
             again = _load(x_ptr, start + row, channel, HW, C, R)
-            _store(y_ptr, _output(again, mean, scale, bias, ACT), start + row, channel, HW, C, R)
+            _store(y_ptr, _output(again, mean, scale, bias, BEFORE, AFTER), start + row, channel, HW, C, R)
 
 
 @triton.jit
@@ -299,7 +329,8 @@ def _backward_kernel(
     C: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
-    ACT: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     x_ptr += n * (HW * C)
@@ -320,34 +351,29 @@ def _backward_kernel(
     if R >= HW:
         tile = _load(x_ptr, row, channel, HW, C, R)
         dy_tile = _load(dy_ptr, row, channel, HW, C, R)
-        xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
-        du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
+        xhat = _normalised(tile, mean, rstd, BEFORE)
+        du = _inner_gradient(xhat, dy_tile, weight, bias, AFTER)
         dw = tl.sum(du * xhat, 0)
         db = tl.sum(du, 0)
     else:
         for start in range(0, HW, R):
             tile = _load(x_ptr, start + row, channel, HW, C, R)
             dy_tile = _load(dy_ptr, start + row, channel, HW, C, R)
-            xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
-            du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
+            xhat = _normalised(tile, mean, rstd, BEFORE)
+            du = _inner_gradient(xhat, dy_tile, weight, bias, AFTER)
             dw += tl.sum(du * xhat, 0)
             db += tl.sum(du, 0)
     tl.store(dw_ptr + n * C + channel, dw)
     tl.store(db_ptr + n * C + channel, db)
 
-    # dx = rstd * (du w - mean of du w - xhat * mean of du w xhat), the means over the group.
     along = _to_channels(_group_sums(dw * weight, C, G) / COUNT, C, G)
     level = _to_channels(_group_sums(db * weight, C, G) / COUNT, C, G)
     if R >= HW:
-        xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
-        du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
-        dx = (du * weight[None, :] - level[None, :] - xhat * along[None, :]) * rstd[None, :]
+        dx = _outer_gradient(tile, dy_tile, mean, rstd, weight, bias, level, along, BEFORE, AFTER)
         _store(dx_ptr, dx, row, channel, HW, C, R)
     else:
         for start in range(0, HW, R):
             tile = _load(x_ptr, start + row, channel, HW, C, R)
             dy_tile = _load(dy_ptr, start + row, channel, HW, C, R)
-            xhat = (tile.to(tl.float32) - mean[None, :]) * rstd[None, :]
-            du = _inner_gradient(xhat, dy_tile, weight, bias, ACT)
-            dx = (du * weight[None, :] - level[None, :] - xhat * along[None, :]) * rstd[None, :]
+            dx = _outer_gradient(tile, dy_tile, mean, rstd, weight, bias, level, along, BEFORE, AFTER)
             _store(dx_ptr, dx, start + row, channel, HW, C, R)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -10,27 +12,37 @@ from sfumato.errors import InvalidArgument
 from sfumato.nn import GroupNormAct, Pixels, WSConv2d
 from sfumato.nn.functional import at_least_float32, full_precision
 
+Norm = Callable[[int], GroupNormAct]  # for so many channels
+
 _FIRST = 16
 
 
 def wide_resnet(
-    depth: int = 16, width: int = 4, outputs: int = 10, *, channels: int = 3, groups: int = 16
+    depth: int = 16,
+    width: int = 4,
+    outputs: int = 10,
+    *,
+    channels: int = 3,
+    groups: int = 16,
+    activation_first: bool = False,
 ) -> nn.Module:
     """A pre-activation WRN-depth-width for images (N, channels, H, W), uint8 or floats in 0..1.
 
     `groups` are those of the normalisations; where they do not divide the channels, their largest common divisor is
-    used.
+    used. With `activation_first` ReLU comes before the normalisation, as De et al. 2022 have it (arXiv 2204.13650):
+    convolutions then see features of mean 0.
     """
     if depth < 10 or (depth - 4) % 6:
         raise InvalidArgument(f"depth is {depth}: it must be 4 more than a multiple of 6, such as 16, 28 or 40.")
     for name, value in (("width", width), ("outputs", outputs), ("channels", channels), ("groups", groups)):
         if value < 1:
             raise InvalidArgument(f"{name} is {value}: give a positive number.")
-    return _WideResNet((depth - 4) // 6, width, outputs, channels, groups)
+    norm = partial(_norm, groups=groups, activation_first=activation_first)
+    return _WideResNet((depth - 4) // 6, width, outputs, channels, norm)
 
 
 class _WideResNet(nn.Module):
-    def __init__(self, blocks: int, width: int, outputs: int, channels: int, groups: int) -> None:
+    def __init__(self, blocks: int, width: int, outputs: int, channels: int, norm: Norm) -> None:
         super().__init__()
         self.pixels = Pixels()
         self.first = WSConv2d(channels, _FIRST, 3, padding=1)
@@ -39,10 +51,10 @@ class _WideResNet(nn.Module):
         for stage in range(3):
             after = _FIRST * width * 2**stage
             for block in range(blocks):
-                body.append(_Block(before, after, 2 if stage and not block else 1, groups))
+                body.append(_Block(before, after, 2 if stage and not block else 1, norm))
                 before = after
         self.body = nn.Sequential(*body)
-        self.norm = _norm(groups, before)
+        self.norm = norm(before)
         self.head = nn.Linear(before, outputs)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,11 +67,11 @@ class _WideResNet(nn.Module):
 class _Block(nn.Module):
     """Two convolutions, each after its normalisation; where the shape changes, so does the shortcut's."""
 
-    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.norm1 = _norm(groups, before)
+        self.norm1 = norm(before)
         self.conv1 = WSConv2d(before, after, 3, stride, padding=1)
-        self.norm2 = _norm(groups, after)
+        self.norm2 = norm(after)
         self.conv2 = WSConv2d(after, after, 3, padding=1)
         self.shortcut = WSConv2d(before, after, 1, stride) if before != after else None
 
@@ -69,5 +81,5 @@ class _Block(nn.Module):
         return residue + (x if self.shortcut is None else self.shortcut(activated))
 
 
-def _norm(groups: int, channels: int) -> GroupNormAct:
-    return GroupNormAct(math.gcd(groups, channels), channels)
+def _norm(channels: int, *, groups: int, activation_first: bool) -> GroupNormAct:
+    return GroupNormAct(math.gcd(groups, channels), channels, activation_first=activation_first)

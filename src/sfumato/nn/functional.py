@@ -21,7 +21,7 @@ Pair = int | tuple[int, int]
 
 
 class Activation(StrEnum):
-    """What follows a normalisation."""
+    """What precedes or follows a normalisation."""
 
     NONE = "none"
     RELU = "relu"
@@ -34,24 +34,25 @@ def group_norm_act(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float = 1e-5,
-    activation: Activation = Activation.RELU,
+    before: Activation = Activation.NONE,
+    after: Activation = Activation.RELU,
 ) -> Tensor:
-    """act(group_norm(x)) in x's type, with statistics in float32 at least, under autocast too."""
+    """after(group_norm(before(x))) in x's type, with statistics in float32 at least, under autocast too."""
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(
-            group_norm_act, (x, weight, bias), x, groups, weight, bias, eps, activation
+            group_norm_act, (x, weight, bias), x, groups, weight, bias, eps, before, after
         )
         return result
     if x.ndim == 4 and usable(x, weight, bias):
         from sfumato.kernels.group_norm import fits
 
         if fits(x.shape[1], groups, x.shape[2] * x.shape[3]):
-            fused: Tensor = _GroupNormAct.apply(x, weight, bias, groups, eps, activation)  # type: ignore[no-untyped-call]
+            fused: Tensor = _GroupNormAct.apply(x, weight, bias, groups, eps, before, after)  # type: ignore[no-untyped-call]
             return fused
     with full_precision(x):
-        wide = at_least_float32(x)
+        wide = activate(at_least_float32(x), before)
         w, b = (None if t is None else t.to(wide.dtype) for t in (weight, bias))
-        return activate(F.group_norm(wide, groups, w, b, eps), activation).to(x.dtype)
+        return activate(F.group_norm(wide, groups, w, b, eps), after).to(x.dtype)
 
 
 class _GroupNormAct(torch.autograd.Function):
@@ -63,14 +64,15 @@ class _GroupNormAct(torch.autograd.Function):
         bias: Tensor | None,
         groups: int,
         eps: float,
-        activation: Activation,
+        before: Activation,
+        after: Activation,
     ) -> Tensor:
         from sfumato.kernels import group_norm
 
         x = x.contiguous(memory_format=torch.channels_last)
-        y, mean, rstd = group_norm.forward(x, groups, weight, bias, eps, activation)
+        y, mean, rstd = group_norm.forward(x, groups, weight, bias, eps, before, after)
         ctx.save_for_backward(x, weight, bias, mean, rstd)
-        ctx.groups, ctx.activation = groups, activation
+        ctx.options = (groups, before, after)
         return y
 
     @staticmethod
@@ -79,9 +81,9 @@ class _GroupNormAct(torch.autograd.Function):
         from sfumato.kernels import group_norm
 
         x, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dw, db = group_norm.backward(x, dy, weight, bias, mean, rstd, ctx.groups, ctx.activation)
+        dx, dw, db = group_norm.backward(x, dy, weight, bias, mean, rstd, *ctx.options)
         summed = (None if t is None else d.sum(0).to(t.dtype) for t, d in ((weight, dw), (bias, db)))
-        return dx, *summed, None, None, None
+        return dx, *summed, None, None, None, None
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

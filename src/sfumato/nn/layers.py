@@ -74,10 +74,19 @@ class WSConv2d(nn.Module):
 
 
 class GroupNormAct(nn.Module):
-    """Group normalisation and the activation after it, as one operation; statistics are float32 under autocast too."""
+    """Group normalisation and the activation after it, as one operation; statistics are float32 under autocast too.
+
+    With `activation_first` the activation comes before, so that what leaves has mean 0.
+    """
 
     def __init__(
-        self, groups: int, channels: int, activation: Literal["relu", "silu"] | None = "relu", eps: float = 1e-5
+        self,
+        groups: int,
+        channels: int,
+        activation: Literal["relu", "silu"] | None = "relu",
+        eps: float = 1e-5,
+        *,
+        activation_first: bool = False,
     ) -> None:
         super().__init__()
         if groups < 1 or channels % groups:
@@ -88,14 +97,19 @@ class GroupNormAct(nn.Module):
             raise InvalidArgument(f"activation is {activation!r}: choose 'relu', 'silu' or None.")
         self.groups, self.channels, self.eps = groups, channels, eps
         self.activation = Activation.NONE if activation is None else Activation(activation)
+        self.activation_first = activation_first
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, self.activation)
+        before, after = Activation.NONE, self.activation
+        if self.activation_first:
+            before, after = after, before
+        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, before, after)
 
     def extra_repr(self) -> str:
-        return f"{self.groups}, {self.channels}, activation={self.activation.value!r}, eps={self.eps}"
+        text = f"{self.groups}, {self.channels}, activation={self.activation.value!r}, eps={self.eps}"
+        return text + (", activation_first=True" if self.activation_first else "")
 
 
 class Pixels(nn.Module):

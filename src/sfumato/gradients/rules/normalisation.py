@@ -98,15 +98,16 @@ class _GroupNormByKernel(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         eps: float,
-        activation: Activation,
+        before: Activation,
+        after: Activation,
         report: Report,
     ) -> Tensor:
         from sfumato.kernels import group_norm as kernel
 
         x = x.contiguous(memory_format=torch.channels_last)
-        y, mean, rstd = kernel.forward(x, groups, weight, bias, eps, activation)
+        y, mean, rstd = kernel.forward(x, groups, weight, bias, eps, before, after)
         ctx.save_for_backward(x, weight, bias, mean, rstd)
-        ctx.groups, ctx.activation, ctx.report = groups, activation, report
+        ctx.options, ctx.report = (groups, before, after), report
         return y
 
     @staticmethod
@@ -114,9 +115,9 @@ class _GroupNormByKernel(torch.autograd.Function):
         from sfumato.kernels import group_norm as kernel
 
         x, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dw, db = kernel.backward(x, grads[0], weight, bias, mean, rstd, ctx.groups, ctx.activation)
+        dx, dw, db = kernel.backward(x, grads[0], weight, bias, mean, rstd, *ctx.options)
         ctx.report(dw, db)
-        return None, dx, None, None, None, None, None, None
+        return None, dx, None, None, None, None, None, None, None
 
 
 class _Scale(torch.autograd.Function):
@@ -188,22 +189,36 @@ def group_norm(call: Call) -> Any:
     def bound(
         input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Any:
-        return _group_norm(call, input.to(summed_in(input.dtype)), num_groups, weight, bias, eps, Activation.NONE)
+        none = Activation.NONE
+        return _group_norm(call, input.to(summed_in(input.dtype)), num_groups, weight, bias, eps, none, none)
 
     return bound(*call.args, **call.kwargs)
 
 
 def group_norm_with_activation(call: Call) -> Any:
     def bound(
-        x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: Activation
+        x: Tensor,
+        groups: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        before: Activation,
+        after: Activation,
     ) -> Any:
-        return _group_norm(call, x, groups, weight, bias, eps, activation)
+        return _group_norm(call, x, groups, weight, bias, eps, before, after)
 
     return bound(*call.args, **call.kwargs)
 
 
 def _group_norm(
-    call: Call, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, activation: Activation
+    call: Call,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: Activation,
+    after: Activation,
 ) -> Any:
     layout, tape = call.layout_of(call.args[0] if call.args else call.kwargs["input"]), call.tape
     if layout is None or layout.dim != 0 or x.shape[0] != tape.rows or weight is None:
@@ -216,9 +231,9 @@ def _group_norm(
 
     w, b = weight.detach(), None if bias is None else bias.detach()
     if x.ndim == 4 and kernels.usable(x, w, b) and _fits(x, groups):
-        return _GroupNormByKernel.apply(tape.tap, x, groups, w, b, eps, activation, report)  # type: ignore[no-untyped-call]
-    y = _GroupNorm.apply(tape.tap, x.to(w.dtype), groups, w, b, eps, report)  # type: ignore[no-untyped-call]
-    return activate(y, activation).to(x.dtype)
+        return _GroupNormByKernel.apply(tape.tap, x, groups, w, b, eps, before, after, report)  # type: ignore[no-untyped-call]
+    y = _GroupNorm.apply(tape.tap, activate(x.to(w.dtype), before), groups, w, b, eps, report)  # type: ignore[no-untyped-call]
+    return activate(y, after).to(x.dtype)
 
 
 def _fits(x: Tensor, groups: int) -> bool:
