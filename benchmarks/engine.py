@@ -206,16 +206,26 @@ def names(text: str, known: dict[str, Any]) -> list[str]:
     return chosen
 
 
+def add_output_options(parser: argparse.ArgumentParser, results: Path) -> None:
+    """Where numbers go, for every benchmark that stores them as one JSON file and makes a table of it."""
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--out", type=Path, help="also write everything to this JSON file")
+    parser.add_argument(
+        "--table", nargs="?", type=Path, const=results, help="print a stored file as Markdown, and stop"
+    )
+
+
+def write_json(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=7, help="rounds of turns, fewer for slow methods")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--out", type=Path, help="also write rows and machine to this JSON file")
-    parser.add_argument(
-        "--table", nargs="?", type=Path, const=RESULTS, help="print a stored file as Markdown, and stop"
-    )
+    add_output_options(parser, RESULTS)
     options = parser.parse_args()
     if options.table:
         print(markdown(json.loads(options.table.read_text())))
@@ -227,8 +237,7 @@ def main() -> None:
         print(f"{workload}: {', '.join(methods)}", file=sys.stderr)
         rows += measure(workload, methods, repeats=options.repeats)
         if options.out:  # after each workload, so that an interrupted run leaves something
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+            write_json(options.out, {"machine": machine(), "rows": rows})
     if options.json:
         print(json.dumps(rows, indent=1))
     else:

@@ -168,9 +168,12 @@ def test_equal_ids_are_one_user_in_any_order() -> None:
     assert len(door._groups or []) == 4
 
 
-@pytest.mark.parametrize("rows", [1, 5000])
+@pytest.mark.parametrize("rows", [1, 2500])
 def test_a_good_and_large_origin_does_not_drown_the_sum_in_rounding(rows: int) -> None:
-    """All gradients lie near a huge origin: taking one row away moves the sum by its own small addend only."""
+    """All gradients lie near a huge origin: taking one row away moves the sum by its own small addend only.
+
+    In one float32 sum of 2500 rows it is 0.013 above that.
+    """
     torch.manual_seed(0)
     centre = torch.randn(64) * 60
     x = centre + 0.001 * torch.randn(rows + 1, 64)
@@ -181,7 +184,7 @@ def test_a_good_and_large_origin_does_not_drown_the_sum_in_rounding(rows: int) -
     with_row = clipped_sum(objective, params, x, clip=clip)["weight"].double()
     without = clipped_sum(objective, params, x[:-1], clip=clip)["weight"].double()
     own = (x[-1] - centre).double().norm() * 10**0.5
-    assert float((with_row - without).norm()) <= float(own) + 0.02
+    assert float((with_row - without).norm()) <= float(own) + 0.005
 
 
 def test_a_million_rows_are_not_one_float32_sum() -> None:
@@ -215,7 +218,7 @@ def test_a_sealed_question_draws_noise_as_often_as_it_declares() -> None:
         def run(self, sample: Any, noisy: Any) -> Any:
             return [noisy(torch.zeros(1, dtype=torch.float64)) for _ in range(type(self).draws)]
 
-    door = private(pairs())
+    door = private(pairs(), adjacency="replace-one")
     answers = door.ask(Repeated(), noise=20.0, sampler=door.everyone())
     assert len({float(a) for a in answers}) == 2
     Repeated.draws = 3

@@ -87,9 +87,9 @@ class Question(_Base):
     def exact(self, sample: Sample) -> Exact:
         """The sum over the sampled units of their bounded contributions. Private: only the door calls it."""
 
-    @abstractmethod
     def release(self, noisy: Any, expected: float) -> Any:
-        """Public post-processing of the noisy sum; `expected` is the declared batch."""
+        """Public post-processing of the noisy sum, by default none; `expected` is the declared batch."""
+        return noisy
 
     symmetric: ClassVar[bool] = False
     discrete: ClassVar[bool] = False
@@ -281,10 +281,6 @@ class Gram(_OfRows):
             total = total + (flat.T @ flat).cpu()
         return total
 
-    def release(self, noisy: Any, expected: float) -> Tensor:
-        result: Tensor = noisy
-        return result
-
 
 @dataclass(frozen=True, kw_only=False, eq=False)
 class Histogram(_OfRows):
@@ -332,10 +328,6 @@ class Histogram(_OfRows):
             inside = inside & (inside.cumsum(1) <= self.cap_per_unit)
             counts += torch.bincount(values[inside.reshape(-1)], minlength=self.bins).cpu()
         return counts
-
-    def release(self, noisy: Any, expected: float) -> Tensor:
-        result: Tensor = noisy
-        return result
 
 
 @dataclass(frozen=True, kw_only=False, eq=False)
@@ -433,12 +425,19 @@ class Joint(Question):
 class Sealed(_Base):
     """A method that runs inside the door and of which only the final answer leaves: no iterates, no checkpoints.
 
-    For objective and output perturbation and PNSGD, whose proofs hide the iterates. `run` may look at all rows; what
-    it returns must have passed through `noisy`, which adds the noise that was charged; the method's own proof says how
-    often it may be called: `releases`, once by default.
+    For objective and output perturbation and PNSGD, whose proofs hide the iterates and exchange one of all rows: it is
+    asked of everyone, under replace-one. `run` may look at all rows. `noisy` adds the noise that was charged, at most
+    `releases` times, which the method's own proof allows. The first `inside` draws are not rounded to the noise's grid,
+    so their last digits may tell of rows: what leaves must come from a draw after the first `inside` ones.
     """
 
     releases: ClassVar[int] = 1
+    inside: ClassVar[int] = 0
+
+    @property
+    def charged(self) -> Gaussian | None:
+        """The one noise that the proof is about; None if it holds for any Gaussian."""
+        return None
 
     @property
     @abstractmethod

@@ -12,8 +12,7 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent, NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
-from scipy.optimize import brentq
-from scipy.stats import chi2, norm
+from scipy.stats import norm
 from torch import Tensor
 
 from sfumato import Budget, Ledger, NotPrivateSeed, Planned, Private
@@ -36,44 +35,24 @@ from sfumato.erm import (
 from sfumato.erm.agd import BestStep
 from sfumato.erm.losses import Loss
 from sfumato.erm.output_perturbation import DescentWeights, Minimiser
-from sfumato.erm.pnsgd import OnePass
+from sfumato.erm.pnsgd import OnePass, slope_of_numbers
 from sfumato.erm.sealed import SealedLinear
 from sfumato.erm.sgd_advanced import historical_noise
 from sfumato.errors import BudgetExceeded, InvalidArgument, UnsupportedAccounting
 from sfumato.privacy.mechanisms import Adjacency
-from tests.erm.test_linear_question import Batch
-
-D = 5
-
-
-def mu_of(epsilon: float, delta: float) -> float:
-    """The Gaussian mechanism with that (epsilon, delta), in closed form (Balle and Wang 2018)."""
-
-    def excess(mu: float) -> float:
-        return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)) - delta
-
-    return float(brentq(excess, 1e-4, 50.0))
-
-
-def assert_std(noise: np.ndarray, std: float) -> None:
-    """Accepts the claimed standard deviation and rejects 0.8 of it, and 1.25 times it."""
-    low, high = chi2.ppf([1e-6, 1 - 1e-6], noise.size)
-    assert low < ((noise / std) ** 2).sum() < high
-    for wrong in (0.8, 1.25):
-        assert not low < ((noise / (wrong * std)) ** 2).sum() < high, "too few samples to tell"
-
-
-def table(n: int = 300, d: int = D, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    X = np.random.default_rng(seed).uniform(-1, 1, (n, d)) / math.sqrt(d)
-    return X, X[:, 0] + X[:, 1] > 0
-
-
-def ran(question: SealedLinear, X: Tensor, y: Tensor) -> Tensor:
-    """The weights before the noise."""
-    w = question.run(Batch(X, y), lambda exact: exact)  # type: ignore[arg-type]
-    assert isinstance(w, Tensor)
-    return w
-
+from tests.erm.sealed import (
+    Batch,
+    Bent,
+    D,
+    N,
+    Stuck,
+    assert_refused_before_the_door_opens,
+    assert_std,
+    mu_of,
+    neighbours,
+    ran,
+    table,
+)
 
 # ------------------------------------------------------------------------------------------------ refusals
 
@@ -107,12 +86,7 @@ def ran(question: SealedLinear, X: Tensor, y: Tensor) -> Tensor:
     ids=str,
 )
 def test_what_is_not_covered_by_a_proof_is_refused_before_the_door_opens(estimator: Any, message: str) -> None:
-    X, y = table()
-    ledger = Ledger(None)
-    estimator.set_params(ledger=ledger)
-    with pytest.raises(InvalidArgument, match=message):
-        estimator.fit(X, y)
-    assert not ledger.account_names()
+    assert_refused_before_the_door_opens(estimator, message)
 
 
 @pytest.mark.parametrize(
@@ -147,26 +121,6 @@ SMOOTH: list[tuple[Loss, float | None]] = [
     (Huber(0.5), None),
     (Square(), 0.7),
 ]
-n = 40
-
-
-def neighbours(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """One table, and the same with its first row exchanged for others, some of them out of bounds."""
-    g = torch.Generator().manual_seed(seed)
-    X = 2 * torch.rand(n, D, dtype=torch.float64, generator=g) - 1
-    y = torch.sign(torch.rand(n, dtype=torch.float64, generator=g) - 0.5)
-    if seed == 1:
-        X[1:] = 0.0  # nobody else pulls
-    if seed == 2:
-        X, y = torch.eye(D, dtype=torch.float64)[:1].repeat(n, 1), torch.ones(n, dtype=torch.float64)  # all the same
-    rows = [[1.0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0], [1e8] * D, [-1e200] * D, [math.nan] * D, [0.0] * D]
-    tables = [(X, y)]
-    for row in rows:
-        for target in (1.0, -1.0, 1e30):
-            other_X, other_y = X.clone(), y.clone()
-            other_X[0], other_y[0] = torch.tensor(row, dtype=torch.float64), target
-            tables.append((other_X, other_y))
-    return tables
 
 
 def furthest(question: SealedLinear) -> float:
@@ -190,14 +144,14 @@ def test_neighbours_of_descent_stay_within_the_claim(loss: Loss, radius: float |
     assert loss.smoothness is not None
     for share in (0.3, 1.0):
         eta = share * 2 / (loss.smoothness + l2)
-        question = DescentWeights(**constants(loss, radius), l2=l2, n=n, eta=eta, T=12)
+        question = DescentWeights(**constants(loss, radius), l2=l2, n=N, eta=eta, T=12)
         assert furthest(question) <= 1 + 1e-9
 
 
 def test_the_claim_for_descent_has_no_slack_and_is_reached() -> None:
     question = DescentWeights(**constants(HuberisedHinge(), None), n=1000, eta=0.5, T=50)
     assert question.replace_factor * question.unit == pytest.approx(2 * 0.5 * 1 * 50 / 1000, rel=1e-5)
-    short = DescentWeights(**constants(HuberisedHinge(), None), n=n, eta=0.5, T=12)
+    short = DescentWeights(**constants(HuberisedHinge(), None), n=N, eta=0.5, T=12)
     assert furthest(short) > 0.999
     strong = DescentWeights(**constants(HuberisedHinge(), None), l2=0.2, n=1000, eta=0.5, T=500)
     assert strong.replace_factor * strong.unit == pytest.approx(2 / (0.2 * 1000), rel=1e-5)
@@ -217,42 +171,28 @@ def test_the_hinge_would_break_the_claim() -> None:
 @pytest.mark.parametrize("loss", [Logistic(), HuberisedHinge(0.2), Huber(0.5)], ids=str)
 def test_neighbours_of_the_minimiser_stay_within_the_claim(loss: Loss) -> None:
     for l2 in (0.003, 0.1):
-        question = Minimiser(**constants(loss, None), l2=l2, n=n)
+        question = Minimiser(**constants(loss, None), l2=l2, n=N)
         assert furthest(question) <= 1 + 1e-9
         for rows in neighbours(0)[:3]:
             assert float(question._gradient(ran(question, *rows), question._within(*rows)).norm()) <= question.tau
 
 
 def test_the_claim_for_the_minimiser_has_no_slack_and_is_reached() -> None:
-    question = Minimiser(**constants(HuberisedHinge(0.2), None), l2=0.1, n=n)
-    assert question.replace_factor * question.unit == pytest.approx(2 / (0.1 * n), rel=2e-3)
+    question = Minimiser(**constants(HuberisedHinge(0.2), None), l2=0.1, n=N)
+    assert question.replace_factor * question.unit == pytest.approx(2 / (0.1 * N), rel=2e-3)
     assert furthest(question) > 0.95
-
-
-class Bent(Logistic):
-    """Newton's method fails on it."""
-
-    def curvature(self, z: Tensor, y: Tensor) -> Tensor:
-        return torch.full_like(z, math.nan)
 
 
 def test_where_newton_fails_the_minimiser_is_found_all_the_same() -> None:
     rows = neighbours(0)[0]
-    failing, fine = (Minimiser(**constants(loss, None), l2=0.1, n=n) for loss in (Bent(), Logistic()))
+    failing, fine = (Minimiser(**constants(loss, None), l2=0.1, n=N) for loss in (Bent(), Logistic()))
     w = ran(failing, *rows)
     assert float(failing._gradient(w, failing._within(*rows)).norm()) <= failing.tau
     assert float((w - ran(fine, *rows)).norm()) <= 2 * failing.tau / 0.1
 
 
-class Stuck(Logistic):
-    """No slope is a number: neither Newton's method nor descent gets anywhere."""
-
-    def slope(self, z: Tensor, y: Tensor) -> Tensor:
-        return torch.full_like(z, math.nan)
-
-
 def test_what_cannot_be_minimised_gives_the_answer_without_rows() -> None:
-    question = Minimiser(**constants(Stuck(), None), l2=0.1, n=n)
+    question = Minimiser(**constants(Stuck(), None), l2=0.1, n=N)
     assert torch.equal(ran(question, *neighbours(0)[0]), torch.zeros(D, dtype=torch.float64))
 
 
@@ -262,7 +202,7 @@ def test_one_pass_moves_neighbours_by_at_most_one_gradient_step(loss: Loss, radi
     """What the proof of PNSGD needs of the map: with the same noise the ends are at most 2 eta L apart."""
     assert loss.smoothness is not None
     eta = 2 / loss.smoothness
-    question = OnePass(**constants(loss, radius), eta=eta, n_pub=n_pub, n=n, z=3.0)
+    question = OnePass(**constants(loss, radius), eta=eta, n_pub=n_pub, n=N, z=3.0)
     assert question.unit * math.sqrt(n_pub + 1) == pytest.approx(eta * question.L, rel=1e-5)
     assert furthest(question) <= math.sqrt(n_pub + 1) * (1 + 1e-9)
     if isinstance(loss, HuberisedHinge):
@@ -365,8 +305,9 @@ def test_a_step_of_one_pass_rounds_by_less_than_is_counted(loss: Loss, radius: f
     worst = 0.0
     for x, target in zip(rows.X, rows.y, strict=True):
         z = 0.1 * torch.randn(D, dtype=torch.float64, generator=g)
-        slope = question._slope(w, x, target)
-        stepped = question._projected((w * (1 - question.eta * 0.1)).add(x, alpha=-question.eta * slope) + z)
+        moved_w = w.clone()
+        question._move(moved_w.numpy(), x.numpy(), float(target))
+        stepped = question._projected(moved_w + z)
         exact = [Fraction(v) for v in w.tolist()]
         score = sum((Fraction(a) * b for a, b in zip(x.tolist(), exact, strict=True)), Fraction(0))
         true_slope = Fraction(_slope_of(loss, float(score), float(score - Fraction(float(score))), float(target)))
@@ -383,6 +324,15 @@ def test_a_step_of_one_pass_rounds_by_less_than_is_counted(loss: Loss, radius: f
         worst = max(worst, math.hypot(*off))
         w = stepped
     assert 0 < worst < question.error < 1e-9
+
+
+@pytest.mark.parametrize("loss", [Logistic(), HuberisedHinge(0.2), Square(), Huber(0.5), Stuck()], ids=str)
+def test_slopes_of_single_numbers_are_those_of_tensors(loss: Loss) -> None:
+    slope = slope_of_numbers(loss)
+    for z in [*np.linspace(-3, 3, 61), -1e3, -40.0, 40.0, 1e3]:
+        for y in (-1.0, 1.0):
+            alike = float(loss.slope(torch.tensor(z, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)))
+            assert slope(float(z), y) == pytest.approx(alike, rel=4e-16, abs=1e-300, nan_ok=True)
 
 
 def _slope_of(loss: Loss, z: float, more: float, y: float) -> float:
@@ -425,8 +375,9 @@ def test_one_pass_is_sgd_with_public_rows_last() -> None:
 
 
 def best_step(loss: Loss = Hinge(), bound: float = 2.0, K: int = 4) -> BestStep:  # noqa: B008
-    points = torch.linspace(-3, 3, K * D, dtype=torch.float64).reshape(K, D)
-    return BestStep(loss=loss, candidates=points, penalty=torch.zeros(K, dtype=torch.float64), bound=bound)
+    start, direction = torch.linspace(-3, 3, 2 * D, dtype=torch.float64).reshape(2, D)
+    lengths, zeros = torch.linspace(0, 2, K, dtype=torch.float64), torch.zeros(K, dtype=torch.float64)
+    return BestStep(loss=loss, start=start, direction=direction, lengths=lengths, penalty=zeros, bound=bound)
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Hinge(), Square()], ids=str)
@@ -440,13 +391,24 @@ def test_losses_of_neighbours_stay_within_the_unit(loss: Loss) -> None:
     assert all(float((end - without).norm()) <= question.unit for end in ends)  # type: ignore[operator]
 
 
+def test_the_step_search_adds_up_the_losses_of_its_candidates() -> None:
+    """Row by row, over more rows than are taken at a time; what is not finite is left out."""
+    question = best_step(Hinge(), K=3)
+    g = torch.Generator().manual_seed(0)
+    X = 2 * torch.rand(9000, D, dtype=torch.float64, generator=g) - 1
+    y = torch.where(X[:, 0] > 0, 1.0, -1.0).double()
+    points = question.start - question.lengths[:, None] * question.direction
+    losses = torch.stack([Hinge().value(X @ point, y).clamp(0, 2.0) for point in points], 1)
+    assert 0.2 < float((losses < 2.0).double().mean()) < 0.9
+    assert torch.allclose(question.exact(Batch(X, y)), losses.sum(0), rtol=1e-12)  # type: ignore[arg-type]
+    X[5, 1], X[6, 2], y[7] = math.nan, math.inf, math.nan
+    losses[5:8] = 0.0
+    assert torch.allclose(question.exact(Batch(X, y)), losses.sum(0), rtol=1e-12)  # type: ignore[arg-type]
+
+
 def test_the_unit_of_the_step_search_is_reached() -> None:
-    away = BestStep(
-        loss=Hinge(),
-        candidates=torch.full((4, 1), -9.0, dtype=torch.float64),
-        penalty=torch.zeros(4, dtype=torch.float64),
-        bound=2.0,
-    )
+    start, zeros = torch.full((1,), -9.0, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    away = BestStep(loss=Hinge(), start=start, direction=start, lengths=zeros, penalty=zeros, bound=2.0)
     one, y = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     moved = away.exact(Batch(one, y)) - away.exact(Batch(one, -y))  # type: ignore[arg-type,operator]
     assert float(moved.norm()) == pytest.approx(2.0 * math.sqrt(4), rel=1e-8)
@@ -460,7 +422,9 @@ def test_the_step_search_errs_as_often_as_its_noise_says() -> None:
     gap = 0.05  # of the mean losses; the penalty makes the second candidate's advantage that small
     question = BestStep(
         loss=Hinge(),
-        candidates=torch.tensor([[0.0], [0.5]], dtype=torch.float64),
+        start=torch.zeros(1, dtype=torch.float64),
+        direction=-torch.ones(1, dtype=torch.float64),
+        lengths=torch.tensor([0.0, 0.5], dtype=torch.float64),
         penalty=torch.tensor([0.0, 0.5 - gap], dtype=torch.float64),
         bound=bound,
     )
@@ -490,6 +454,28 @@ def test_agd_charges_gradients_and_searches_and_stays_within_the_budget(adjacenc
     assert counts["LinearGradientMean"] >= model.n_iter_
     assert counts["BestStep"] >= model.n_iter_ - 1
     assert model.score(X, y) > 0.8
+
+
+def test_agd_reserves_answers_together_and_gives_back_what_it_did_not_ask() -> None:
+    X, y = table(2000)
+    ledger = Ledger(None)
+    model = AGDClassifier(epsilon=1.0, max_iter=40, ledger=ledger, not_private_seed=0).fit(X, y)
+    cost, counts = spent(model, True)
+    assert 0.9 < cost <= 1.0
+    assert sum(counts.values()) > 3 * len(model.ledger_.asked)
+    with pytest.raises(BudgetExceeded):
+        model.fit(X, y)
+
+
+def test_agd_uses_up_an_account_that_covers_less_than_its_budget() -> None:
+    X, y = table(2000)
+    ledger, small = Ledger(None), Budget(0.5, 1e-6)
+    rows = torch.from_numpy(X), torch.from_numpy(2.0 * y - 1)
+    one_order = AGDClassifier(epsilon=1.0)._filter(2000, None)
+    private = Private(rows, name="table", ledger=ledger, budget=small, adjacency="replace-one", filter=one_order)
+    model = AGDClassifier(epsilon=1.0, max_iter=40, ledger=ledger, not_private_seed=0).fit(X, y)
+    assert 3 <= model.n_iter_ < 20
+    assert 0 <= private.account.left() < 0.05
 
 
 def test_agd_buys_better_gradients_where_none_leads_down() -> None:

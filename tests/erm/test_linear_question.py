@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,23 +15,9 @@ from sfumato.erm.losses import Hinge, Huber, HuberisedHinge, Logistic, Loss, Squ
 from sfumato.erm.questions import LinearGradientMean
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Units
+from tests.erm.sealed import Batch
 
 LOSSES: list[Loss] = [Logistic(), Hinge(), HuberisedHinge(), Square(), Huber(0.5)]
-
-
-class Batch:
-    """A sample in one part, as questions see it inside the door."""
-
-    objective, performance, reduction, expected = None, None, "mean", None
-
-    def __init__(self, X: Tensor, y: Tensor, units: Units | None = None) -> None:
-        self.rows, self.units = (X, y), units or Units()
-
-    def parts(self) -> Iterator[tuple[tuple[Tensor, Tensor], Units]]:
-        yield self.rows, self.units
-
-    def first_rows(self) -> tuple[Tensor, Tensor]:
-        return self.rows
 
 
 def random_rows(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:

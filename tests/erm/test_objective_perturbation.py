@@ -39,11 +39,21 @@ from sfumato.privacy import accounting
 from sfumato.privacy.filters import SumFilter
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, SealedGaussian
 from sfumato.questions import Exact, GradientMean, Sample, Sealed
-from tests.erm.test_baselines import Bent, Stuck, assert_std, mu_of, neighbours, ran, table
+from tests.erm.sealed import (
+    Bent,
+    D,
+    N,
+    Stuck,
+    assert_refused_before_the_door_opens,
+    assert_std,
+    mu_of,
+    neighbours,
+    ran,
+    table,
+)
 from tests.privacy.test_accounting import gaussian_delta
 
 Array = npt.NDArray[np.float64]
-D, N = 5, 40  # what `neighbours` gives
 LOSSES: list[Loss] = [Logistic(), HuberisedHinge(0.2), Huber(0.5)]
 
 
@@ -72,12 +82,7 @@ def question(loss: Loss, kind: type[ApproximateMinimum] = ApproximateMinimum, **
     ids=str,
 )
 def test_what_is_not_covered_by_the_proof_is_refused_before_the_door_opens(estimator: Any, message: str) -> None:
-    X, y = table()
-    ledger = Ledger(None)
-    estimator.set_params(ledger=ledger)
-    with pytest.raises(InvalidArgument, match=message):
-        estimator.fit(X, y)
-    assert not ledger.account_names()
+    assert_refused_before_the_door_opens(estimator, message)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +163,8 @@ class Renamed(Unproven):
 
 def test_without_a_bound_and_without_a_proof_there_is_no_answer() -> None:
     private = Private(neighbours(0)[0], name="t", adjacency="replace-one", budget=Budget(1.0, 1e-6))
-    for asked in (Unproven(), Unproven):
-        with pytest.raises(InvalidArgument, match="does not say what it costs"):
+    for asked, message in ((Unproven(), "does not say what it costs"), (Unproven, "is a class")):
+        with pytest.raises(InvalidArgument, match=message):
             private.plan(Planned(asked, CHEAP, private.everyone()))
     private.plan(Planned(GradientMean, 100.0, private.everyone()))
     with pytest.raises(InvalidArgument, match="does not say what it costs"):
@@ -177,15 +182,22 @@ def test_other_questions_cannot_be_charged_by_a_statement_of_their_own() -> None
     [question(Logistic(), n=N // 2, l2=1.0), Minimiser(loss=Logistic(), width=D, L=1.0, n=N // 2, l2=0.1)],
     ids=lambda q: q.kind(),
 )
-def test_people_with_several_rows_are_refused(asked: SealedLinear) -> None:
-    who = np.arange(N) // 2
-    private = Private(
-        neighbours(0)[0], name="t", unit="user", users=who, adjacency="replace-one", budget=Budget(1.0, 1e-6)
-    )
-    law = asked.charged or Gaussian(50.0)
-    private.plan(Planned(asked, law, private.everyone()))
-    with pytest.raises(InvalidArgument, match="unit='user' is not covered by the proof"):
-        private.ask(asked)
+@pytest.mark.parametrize("filter", [None, SumFilter()], ids=str)
+def test_people_with_several_rows_are_refused_before_anything_is_charged(asked: SealedLinear, filter: Any) -> None:
+    """Also where each has one row: the proof would hold, but who is protected is not what it is about."""
+    for who in (np.arange(N) // 2, np.arange(N)):
+        asked = replace(asked, n=len(set(who)))
+        law = asked.charged or Gaussian(50.0)
+        options: dict[str, Any] = {"unit": "user", "users": who, "adjacency": "replace-one", "filter": filter}
+        private = Private(neighbours(0)[0], name="t", budget=Budget(1.0, 1e-6), **options)
+        with pytest.raises(InvalidArgument, match="unit='user' is not covered by the proof"):
+            private.ask(asked, noise=law, sampler=private.everyone())
+        assert not private.statement().asked
+        assert private.account.left() == 1.0
+        private.plan(Planned(asked, law, private.everyone()))
+        with pytest.raises(InvalidArgument, match="unit='user' is not covered by the proof"):
+            private.ask(asked)
+        assert [line.answers for line in private.statement().asked] == [0]
 
 
 # ---------------------------------------------------------------------------------------------- the proof, step by step
@@ -484,6 +496,26 @@ def test_sums_of_sorted_rows_are_within_their_bound_and_plain_ones_are_not() -> 
         assert torch.allclose(summed(X[:few], slopes[:few]), X[:few].T @ slopes[:few], rtol=1e-14)
 
 
+class Lower(Logistic):
+    """The same slopes, and values below zero, which at zero are next to none."""
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        return super().value(z, y) - math.log(2) + 1e-9
+
+
+def test_values_below_zero_hide_no_minimum() -> None:
+    """J(w) <= J(0) bounds w only where no loss is below zero; others are reached all the same, if less exactly."""
+    n = 20_000
+    X = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(n, 1)
+    rows, b = Rows(X, torch.ones(n, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
+    lower, usual = (question(loss, n=n, width=2, l2=1e-3, epsilon=20.0) for loss in (Lower(), Logistic()))
+    w = usual._solved(rows, b)
+    naive = 2 * usual._longest_b / usual.Lambda + math.sqrt(2 * float(Lower().value(b, b).max()) / 1e-3)
+    assert naive < float(w.norm()) < usual.reach < lower.reach
+    assert torch.allclose(lower._solved(rows, b), w, atol=1e-8)
+    assert lower.gamma > usual.gamma
+
+
 class Endless(ApproximateMinimum):
     """Looks at its gradient but never likes it, as where float64 cannot get there."""
 
@@ -633,12 +665,16 @@ def test_the_ledger_says_what_accounting_says(epsilon: float) -> None:
     assert "under replace-one" in model.ledger_.to_text()
 
 
-def test_a_second_fit_on_the_same_account_is_refused_in_one_sentence() -> None:
+def test_a_second_fit_on_the_same_account_is_refused_and_the_advice_is_true() -> None:
     X, y = table()
     ledger = Ledger(None)
     ObjectivePerturbationClassifier(ledger=ledger).fit(X, y)
-    with pytest.raises(UnsupportedAccounting, match="first plan of its account, or make the account with a SumFilter"):
+    with pytest.raises(UnsupportedAccounting, match="declare it in the first plan of its account"):
         ObjectivePerturbationClassifier(ledger=ledger, epsilon=0.1).fit(X, y)
+    ObjectivePerturbationClassifier(ledger=ledger, name="another", epsilon=0.1).fit(X, y)
+    with pytest.raises(UnsupportedAccounting, match="whose delta must be at least 1e-12"):
+        ObjectivePerturbationClassifier(delta=1e-13).fit(X, y)
+    assert ObjectivePerturbationClassifier(delta=1e-12).fit(X, y).epsilon_ <= 1.0
 
 
 # ------------------------------------------------------------------------------------------------ what the proofs cover
@@ -683,7 +719,7 @@ class Unrounded(Sealed):
 
 
 def test_noise_that_leaves_is_rounded() -> None:
-    private = Private(torch.zeros(9, 1), name="t", size=9, budget=Budget(5.0, 1e-5))
+    private = Private(torch.zeros(9, 1), name="t", adjacency="replace-one", budget=Budget(5.0, 1e-5))
     with pytest.raises(InvalidArgument, match="inside=1"):
         private.ask(Unrounded(), noise=4.0, sampler=private.everyone())
     assert private.statement().epsilon == 0

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
@@ -363,10 +364,19 @@ def test_a_statement_and_a_gaussian_compose_as_they_should() -> None:
     assert whole <= each + epsilon_of(ask(Gaussian(noise)), 1e-5, RO), "never above the sum of the parts"
 
 
+@pytest.mark.parametrize("each", [1e-2, 1e-4, 1e-7, 1e-300])
+def test_a_tiny_statement_beside_a_gaussian_costs_next_to_nothing(each: float) -> None:
+    """A grid that it lies on could have any number of points: what is used has no more than without it."""
+    fails, noise = 1e-7, 2.0
+    plan = [stated(each, fails), ask(Gaussian(noise))]
+    alone = brentq(lambda epsilon: gaussian_delta(2 / noise, epsilon) - (1e-6 - fails), 1.0, 20.0)  # but for fails^2
+    assert alone * (1 - 1e-6) <= accounting.epsilon(plan, delta=1e-6, adjacency=RO).epsilon <= (alone + each) * 1.001
+
+
 @pytest.mark.parametrize(
     ("mechanism", "adjacency", "accountant", "remedy"),
     [
-        (stated(1.0, 1e-6), RO, RDP, "first plan of its account, or make the account with a SumFilter"),
+        (stated(1.0, 1e-6), RO, RDP, "first plan of its account, whose delta must be at least 1e-12"),
         (stated(1.0, 1e-6), AR, PLD, "about replace-one adjacency, so declare that"),
         (stated(1.0, 1e-6, proven=AR), RO, PLD, "about add-remove adjacency, so declare that"),
         (stated(1.0, 1e-6, SAMPLED), RO, PLD, "ask it of the FullBatch"),

@@ -183,7 +183,7 @@ def stated(epsilon: float, delta: float) -> Mechanism:
 
 def test_the_renyi_filter_refuses_what_only_states_epsilon_and_delta() -> None:
     ledger_account = account()
-    with pytest.raises(UnsupportedAccounting, match="make the account with a SumFilter") as caught:
+    with pytest.raises(UnsupportedAccounting, match="declare it in the first plan of its account") as caught:
         ledger_account.charge(stated(0.1, 1e-6))
     assert str(caught.value).count(".") == 1, "one sentence"
     assert ledger_account.left() == BUDGET.epsilon

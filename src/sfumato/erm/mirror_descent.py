@@ -213,6 +213,8 @@ class MirrorDescentClassifier(Classifier, _MirrorDescent):
         strength: of the mirror map's regulariser, in multiples of the mean eigenvalue of the public Hessian. None
             chooses it by cross-validation among the public rows.
 
+    Its settings are not those of `TunedDescent`, whose learning rate is for steps alike in all directions (at most 0.5
+    for figure 1 of the paper, which takes 6e4): here the best one grows with how unlike the public curvatures are.
     The hinge is refused, since it has no curvature: use `HuberisedHinge`. Without public rows it is plain DP-SGD.
 
     >>> import numpy as np

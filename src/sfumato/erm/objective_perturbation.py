@@ -33,11 +33,13 @@ against that distance, with a small share (epsilon_2, delta_2) of the budget, hi
 delta). Without that noise anyone who knows both neighbours could compute the b of either, and see which one float64 can
 have drawn: the minimiser itself is therefore not on offer.
 
-gamma is a bound, whatever the rows: it has the rounding of b, that of the gradient that is looked at before a point may
-leave (|b| is taken to be at most sqrt(width) + 16 standard deviations, which fails with probability 1e-55), and as much
-again for the solver. *What is left to trust.* Descent gets there within `steps`, by a proof about real numbers; where
-float64 does not, which the room in gamma makes hard to bring about, -b / Lambda leaves instead, the answer without any
-rows. No unsolved point leaves, but that this happened is itself not covered by the proof, nor is the time it took.
+gamma is a bound, whatever the rows: it grows with how long a minimiser can be, which for our own losses is taken from
+their never being negative, and for others from their slopes alone. It has the rounding of b, that of the gradient that
+is looked at before a point may leave (|b| is taken to be at most sqrt(width) + 16 standard deviations, which fails with
+probability 1e-55), and as much again for the solver. *What is left to trust.* Descent gets there within `steps`, by a
+proof about real numbers; where float64 does not, which the room in gamma makes hard to bring about, -b / Lambda leaves
+instead, the answer without any rows. No unsolved point leaves, but that this happened is itself not covered by the
+proof, nor is the time it took.
 
 Deviations: sigma is the least that (3) allows, where Kifer et al. have L sqrt(8 log(2 / delta) + 4 epsilon) / epsilon
 for rows that are added or removed and kappa = epsilon / 2; gamma is what float64 can reach.
@@ -58,7 +60,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sfumato.erm.base import Classifier, Learned, Regressor
-from sfumato.erm.losses import Huber, Loss, Needs
+from sfumato.erm.losses import Huber, HuberisedHinge, Logistic, Loss, Needs
 from sfumato.erm.minimise import minimise
 from sfumato.erm.rows import Rows
 from sfumato.erm.sealed import (
@@ -80,6 +82,7 @@ _OUTPUT_SHARE = 0.01  # of epsilon and delta, for AMP's noise on the weights: th
 _CURVATURE_SHARE = 0.05  # of epsilon, for kappa where l2=0: a little more Lambda, for little more noise than without
 _LEAST_L2 = 1e-6  # what can still be solved in float64
 _MOST_STEPS = 100_000
+_NEVER_NEGATIVE = (Logistic, HuberisedHinge, Huber)
 
 
 def gaussian_profile(mu: float, epsilon: float) -> float:
@@ -163,12 +166,15 @@ class ApproximateMinimum(SealedLinear):
 
     @cached_property
     def reach(self) -> float:
-        """No minimiser is longer: J(w) <= J(0), and Lambda w balances n slopes and b."""
+        """No minimiser is longer: Lambda w balances n slopes and b; and J(w) <= J(0), where no loss is below zero."""
         b = self._longest_b
+        by_slopes = (self.n * self.L + b) / self.Lambda
+        if type(self.loss) not in _NEVER_NEGATIVE:  # nobody else's word is needed for it
+            return 1.01 * by_slopes
         ends = torch.tensor([-self.target_bound, self.target_bound], dtype=torch.float64)
-        at_zero = self.n * float(self.loss.value(torch.zeros_like(ends), ends).abs().max())
+        at_zero = self.n * float(self.loss.value(torch.zeros_like(ends), ends).max())
         by_value = 2 * b / self.Lambda + math.sqrt(2 * at_zero / self.Lambda)
-        return 1.01 * min(by_value, (self.n * self.L + b) / self.Lambda)
+        return 1.01 * min(by_value, by_slopes)
 
     @cached_property
     def rounding(self) -> float:

@@ -78,8 +78,8 @@ class SealedLinear(Sealed):
 
     *Formal guarantee.* The proofs are about rows with |x| <= 1, |y| <= target_bound and |slope| <= L, which is enforced
     row by row: longer rows are shortened, targets and slopes cut, and a row that is not finite is one of zeros, which
-    contributes nothing. Convexity and smoothness are the loss's word. The first `inside` draws of noise stay inside and
-    are not rounded to the door's grid; what float64 makes of them is counted by each proof.
+    contributes nothing. Convexity and smoothness are the loss's word. What float64 makes of noise that stays inside is
+    counted by each proof.
     """
 
     loss: Loss
@@ -90,29 +90,21 @@ class SealedLinear(Sealed):
     target_bound: float = 1.0
 
     draws: ClassVar[bool] = False
-    inside: ClassVar[int] = 0
-
-    @property
-    def charged(self) -> Gaussian | None:
-        """The one noise that the proof is about; None if it holds for any Gaussian."""
-        return None
 
     def check(self, sample: Sample) -> None:
         Needs(smooth=True, lipschitz=True).check(self.loss, self.kind(), radius=self.radius)
         check_targets(self.loss, self.target_bound)
+        if any(units.weights is not None for _, units in sample.parts()):
+            raise InvalidArgument(
+                f"unit='user' is not covered by the proof of {self.kind()}, which exchanges rows: use 'example'."
+            )
         rows = sample.first_rows()
         if rows is not None and type(self.loss) not in _ENTRY_BY_ENTRY:  # our own are; others are tried out
             w = torch.linspace(-1, 1, self.width, dtype=torch.float64)
             check_row_map(lambda batch: self.loss.slope((batch[0] * w).sum(1), batch[1]), rows)
 
     def _rows(self, sample: Sample) -> Rows:
-        parts = []
-        for batch, units in sample.parts():
-            if units.weights is not None:
-                raise InvalidArgument(
-                    f"unit='user' is not covered by the proof of {self.kind()}, which exchanges rows: use 'example'."
-                )
-            parts.append(self._within(*batch))
+        parts = [self._within(*batch) for batch, _ in sample.parts()]  # `check` has refused users
         return Rows(torch.cat([part.X for part in parts]), torch.cat([part.y for part in parts]))
 
     def _within(self, X: Tensor, y: Tensor) -> Rows:

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from sfumato.errors import InvalidArgument
@@ -16,7 +17,7 @@ def check_keys(kind: type[Any], raw: Any, where: str) -> None:
     """Refuse keys that the dataclass has not, and values that do not fit; keys may be missing here."""
     if not isinstance(raw, Mapping):
         raise InvalidArgument(f"{where} is {raw!r}: it must be a table.")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in raw.items():
         if key not in hints:
             raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, hints)}.")
@@ -30,7 +31,7 @@ def check_keys(kind: type[Any], raw: Any, where: str) -> None:
 def read(kind: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     """The dataclass; numbers and lists become what its types say, so that equal settings are equal objects."""
     check_keys(kind, raw, where)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for f in fields(kind):
         if f.name not in raw and f.default is MISSING and f.default_factory is MISSING:
             raise InvalidArgument(f"{where} lacks the key {f.name!r}: add it.")
@@ -52,6 +53,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f": did you mean {close[0]!r}?" if close else f": known are {', '.join(names)}"
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return _compiled(kind)  # type: ignore[arg-type]  # mypy does not know that classes are hashable
+
+
+_compiled = cache(typing.get_type_hints)  # anew each time, it would be most of the time of reading
 
 
 def _table(hint: Any) -> type[Any] | None:

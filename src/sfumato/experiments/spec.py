@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.reading import check_keys, merged, suggestion
@@ -29,20 +29,26 @@ _SECTIONS: dict[str, type[Any]] = {"data": Data, "model": Model, "warm_up": Warm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One number of a table. `settings` has one entry per scale."""
+class Place:
+    """Where a number stands, and what the paper has there."""
 
     row: str
     column: str
-    paper: float | None = None  # null where the paper has no such cell
-    needs: str | None = None  # what is missing to run it
-    report: str = CHOSEN  # which average of the iterates is compared with the paper's number
-    settings: Mapping[Scale, Settings] = field(repr=False)
+    paper: float | None = None  # null where the paper has no such number
 
     @property
     def slug(self) -> str:
         """For names of files."""
         return re.sub(r"[^a-z0-9.]+", "-", f"{self.row} {self.column}".lower()).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Place):
+    """One number of a table. `settings` has one entry per scale."""
+
+    needs: str | None = None  # what is missing to run it
+    report: str = CHOSEN  # which average of the iterates is compared with the paper's number
+    settings: Mapping[Scale, Settings] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +75,10 @@ class Spec:
         return found
 
 
-class _Named(Protocol):
-    @property
-    def row(self) -> str: ...
-
-    @property
-    def column(self) -> str: ...
+Placed = TypeVar("Placed", bound=Place)
 
 
-Named = TypeVar("Named", bound=_Named)
-
-
-def by_name(cells: Sequence[Named], rows: list[str], columns: list[str]) -> list[Named]:
+def by_name(cells: Sequence[Placed], rows: list[str], columns: list[str]) -> list[Placed]:
     """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
     found = [c for c in cells if _named(c.row, rows, {d.row for d in cells})]
     return [c for c in found if _named(c.column, columns, {d.column for d in cells})]
@@ -120,9 +118,9 @@ def find_spec(name: str) -> Spec:
 
 def load_spec(path: Path) -> Spec:
     """Read and check a file; InvalidArgument names the file, the table and the key."""
-    raw = _toml(path)
+    raw = read_toml(path)
     base = raw.pop("base", None)
-    begun = {} if base is None else _toml(path.parent / "bases" / f"{base}.toml")
+    begun = {} if base is None else read_toml(path.parent / "bases" / f"{base}.toml")
     shared = merged(begun, {k: v for k, v in raw.items() if k in (*_SECTIONS, "smoke")})
     smoke = shared.pop("smoke", {})
     where = f"{path.name}:"
@@ -147,7 +145,7 @@ def load_spec(path: Path) -> Spec:
     return Spec(name=path.stem, cells=tuple(cells), **texts)
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:

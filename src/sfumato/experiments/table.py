@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sfumato.experiments.records import COMMITTED, Record, all_records, records_of, reported
-from sfumato.experiments.spec import NEEDS, Cell, Scale, Spec, find_spec, spec_names
+from sfumato.experiments.spec import NEEDS, Cell, Place, Scale, Spec, find_spec, spec_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,20 @@ def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
 
 def entry(cell: Cell, records: Iterable[Record]) -> Entry:
     values = [reported(record, cell) for record in records]
-    state = "measured" if values else f"needs {cell.needs}" if cell.needs is not None else "not run"
+    return measured(cell, values, otherwise="not run" if cell.needs is None else f"needs {cell.needs}")
+
+
+def measured(place: Place, values: Sequence[float], *, otherwise: str = "not run", digits: int = 2) -> Entry:
+    """The mean of the values, one per seed; `otherwise` is the state where there are none."""
     return Entry(
-        row=cell.row,
-        column=cell.column,
-        paper=cell.paper,
-        ours=round(statistics.fmean(values), 4) if values else None,
-        stderr=round(statistics.stdev(values) / math.sqrt(len(values)), 4) if len(values) > 1 else None,
+        row=place.row,
+        column=place.column,
+        paper=place.paper,
+        ours=round(statistics.fmean(values), digits + 2) if values else None,
+        stderr=round(statistics.stdev(values) / math.sqrt(len(values)), digits + 2) if len(values) > 1 else None,
         seeds=len(values),
-        state=state,
+        state="measured" if values else otherwise,
+        digits=digits,
     )
 
 

@@ -216,7 +216,7 @@ def _refusal(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant)
         if adjacency is not mechanism.noise.adjacency:
             remedy = f"its proof is about {mechanism.noise.adjacency} adjacency, so declare that"
         elif isinstance(mechanism.sampler, FullBatch):
-            remedy = "declare it in the first plan of its account, or make the account with a SumFilter"
+            remedy = f"declare it in the first plan of its account, whose delta must be at least {RESOLUTION:g}"
         else:
             remedy = "ask it of the FullBatch"
     elif isinstance(mechanism.sampler, FixedSize) and adjacency is Adjacency.ADD_REMOVE:
@@ -265,10 +265,13 @@ def _coarse_to_fine(
 ) -> float:
     """`value` on ever finer grids until it settles. Every grid gives an upper bound, so stopping early is sound."""
     one, whole = (sum(spans) for spans in zip((0.0, 0.0), *(_spans(m, adjacency) for m in plan), strict=True))
-    grid = max(0.04, one / 2e4, whole / 1e5)
+    affordable = max(one / 2e4, whole / 1e5)
+    grid, order = max(0.04, affordable), 2
     if stated := [m.noise.epsilon for m in plan if isinstance(m.noise, SealedGaussian)]:
-        # A stated epsilon that lies on the grid is not rounded: halving is exact.
-        grid = math.ldexp(max(stated), -max(0, math.ceil(math.log2(max(stated) / grid))))
+        # A stated epsilon that lies on the grid is not rounded: halving is exact. One far below all else would take a
+        # grid of any number of points; it is rounded up instead, by less and less.
+        exact = math.ldexp(max(stated), -max(0, math.ceil(math.log2(max(stated) / grid))))
+        grid, order = (exact, 2) if exact >= affordable else (grid, 1)
     finest = max(one / 4e5, whole / 2e6)
     finer, result = 4, float(value(grid))
     while grid > finest:
@@ -276,8 +279,9 @@ def _coarse_to_fine(
         refined = float(value(grid))
         if refined == result:  # also where both are infinite
             break
-        # The error is quadratic in the grid once the grid resolves one answer, and far from settled before.
-        error = (result - refined) / (finer**2 - 1)
+        # The error is quadratic in the grid once the grid resolves one answer, and far from settled before; rounding up
+        # what one answer costs is linear.
+        error = (result - refined) / (finer**order - 1)
         result = min(result, refined)
         if error <= tolerance * result:
             break

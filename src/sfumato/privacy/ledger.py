@@ -13,7 +13,10 @@ whether the account's filter has room for the whole of it:
 Which of the two holds does not depend on answers. That is why a sealed account stays sealed when its plan ends early:
 if the rest were given back, an answer could decide which bound applies, and the two deltas would add up.
 
-Only names, noise scales, declared sizes, counts of answers, ids and times are written down: no private facts.
+What is written down was declared or follows from what was: of an account its name, unit, adjacency, budget, filter and
+running total; of a plan its questions' names with their noise (its scale, and where a proof states them epsilon, delta
+and adjacency), samplers with their declared sizes, planned and counted answers, what they cost, note and resume key;
+stamps; ids and times. No row, no answer and no sampled number: no private facts, unless a caller notes them down.
 """
 
 from __future__ import annotations

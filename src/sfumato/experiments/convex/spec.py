@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -13,7 +11,7 @@ from typing import Any
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.convex.settings import Settings, read_settings
 from sfumato.experiments.reading import merged, suggestion
-from sfumato.experiments.spec import by_name, in_order
+from sfumato.experiments.spec import Place, by_name, in_order, read_toml
 
 SPECS = Path(__file__).parent / "specs"
 _SETTINGS = tuple(f.name for f in fields(Settings))
@@ -33,20 +31,12 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Place):
     """One number."""
 
-    row: str
-    column: str
-    paper: float | None = None  # null where the paper has no such number
     panel: str = ""
     x: float | None = None  # its place in a figure
     settings: Settings = field(repr=False)
-
-    @property
-    def slug(self) -> str:
-        """For names of files."""
-        return re.sub(r"[^a-z0-9.]+", "-", f"{self.row} {self.column}".lower()).strip("-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +86,7 @@ def find_convex(name: str) -> Spec:
 def load_convex(path: Path) -> Spec:
     """Read and check a file; InvalidArgument names the file, the part and the key."""
     where = f"{path.name}:"
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise InvalidArgument(f"{str(path)!r} cannot be read: give the path of a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{str(path)!r} is not valid TOML: {error}.") from None
+    raw = read_toml(path)
     _known(raw, _TOP, where)
     texts = {name: raw.get(name, "") for name in ("title", "paper", "where", "note", "score")}
     for name, text in texts.items():

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.convex.records import all_records, record_of
-from sfumato.experiments.convex.spec import Cell, Spec, convex_names, find_convex
+from sfumato.errors import InvalidArgument
+from sfumato.experiments.convex.records import Record, all_records
+from sfumato.experiments.convex.settings import Settings, read_settings
+from sfumato.experiments.convex.spec import Spec, convex_names, find_convex
 from sfumato.experiments.records import COMMITTED
-from sfumato.experiments.table import Entry
+from sfumato.experiments.table import Entry, measured
 
 _DIGITS = 4  # as many as the paper gives
 
 
 def entries(spec: Spec, folder: Path = COMMITTED) -> list[Entry]:
     """All cells, from the records in a folder."""
-    records = list(all_records(folder, spec).values())
-    found = [record_of(cell, records) for cell in spec.cells]
-    return [_entry(cell, [] if r is None else r["scores"]) for cell, r in zip(spec.cells, found, strict=True)]
+    known = [(_settings(record), record["scores"]) for record in all_records(folder, spec).values()]
+    found: list[Entry] = []
+    for cell in spec.cells:
+        scores: list[float] = next((scores for settings, scores in known if settings == cell.settings), [])
+        found.append(measured(cell, scores, digits=_DIGITS))
+    return found
 
 
-def _entry(cell: Cell, scores: list[float]) -> Entry:
-    return Entry(
-        row=cell.row,
-        column=cell.column,
-        paper=cell.paper,
-        ours=round(statistics.fmean(scores), 6) if scores else None,
-        stderr=round(statistics.stdev(scores) / math.sqrt(len(scores)), 6) if len(scores) > 1 else None,
-        seeds=len(scores),
-        state="measured" if scores else "not run",
-        digits=_DIGITS,
-    )
+def _settings(record: Record) -> Settings | None:
+    """Read once per record, not once per cell, of which there are hundreds."""
+    try:
+        return read_settings(record["settings"], "settings")
+    except InvalidArgument:
+        return None  # made by a version that knew other keys
 
 
 def overview(folder: Path = COMMITTED) -> list[dict[str, Any]]:
