@@ -556,8 +556,13 @@ class RidgeMean(Sealed):
         return noisy(w / (self.__dict__["size"] + self.__dict__["weight"]))
 
 
+def exchanging(x: Tensor) -> Private:
+    """The door that sealed methods are asked at."""
+    return door(x, size=len(x), adjacency="replace-one", budget=Budget(8.0, 1e-6))
+
+
 def test_a_sealed_method_gets_the_noise_that_was_charged() -> None:
-    private = door(torch.zeros(5, 3), budget=Budget(8.0, 1e-6))
+    private = exchanging(torch.zeros(5, 3))
     question = RidgeMean(2.0, 1000, 10.0)
     x = torch.stack([private.ask(question, noise=200.0, sampler=private.everyone()) for _ in range(400)])
     std = 200.0 * 2.0 / 1010
@@ -577,12 +582,24 @@ def test_only_what_a_sealed_method_keeps_inside_is_off_the_grid(inside: int) -> 
         def run(self, sample: Sample, noisy: Callable[[Exact], Any]) -> Any:
             return [noisy(torch.zeros(50, dtype=torch.float64)) for _ in range(2)]
 
-    Two.inside = inside  # type: ignore[attr-defined]
-    private = door(torch.zeros(5, 3), budget=Budget(8.0, 1e-6))
+    Two.inside = inside
+    private = exchanging(torch.zeros(5, 3))
     draws = private.ask(Two(2.0, 1000, 10.0), noise=200.0, sampler=private.everyone())
     grid = 2.0 ** (math.floor(math.log2(200.0 * 2.0 / 1010)) - 20)
     on_grid = [bool((draw / grid == (draw / grid).round()).all()) for draw in draws]
     assert on_grid == [False] * inside + [True] * (2 - inside)
+
+
+def test_whoever_writes_a_sealed_method_says_more_only_where_its_proof_does() -> None:
+    """By default no draw is kept inside, any Gaussian will do, and one of all rows is exchanged."""
+    question, private, other = RidgeMean(2.0, 1000, 10.0), exchanging(torch.zeros(5, 3)), door()
+    assert (question.inside, question.charged) == (0, None)
+    for asked, sampler in ((private, private.poisson(2)), (private, private.fixed(2)), (other, other.everyone())):
+        with pytest.raises(InvalidArgument, match="proven for the exchange of one of all rows"):
+            asked.ask(question, noise=50.0, sampler=sampler)
+        assert not asked.statement().asked
+    for noise in (50.0, 70.0):
+        assert private.ask(question, noise=noise, sampler=private.everyone()).shape == (3,)
 
 
 def test_a_sealed_method_moves_by_at_most_its_unit() -> None:

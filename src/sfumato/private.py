@@ -34,7 +34,7 @@ from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from sfumato.privacy.statement import NOT_PRIVATE, Statement
 from sfumato.questions import Exact, Question, Sealed
 
-_PART_BYTES = 256 << 20  # of gathered rows at a time
+_PART_BYTES, _CACHE_BYTES = 256 << 20, 2 << 20  # of gathered rows at a time, for models and for all other questions
 _SHOWN = 64  # units that questions are checked with
 
 
@@ -268,7 +268,7 @@ class Private:
 
     def _sealed(self, question: Sealed, mechanism: Mechanism) -> Callable[[Exact], Any]:
         """Lends a sealed question its noise, as often as its proof allows."""
-        left, inside = question.releases, getattr(question, "inside", 0)  # the first so many draws do not leave
+        left, inside = question.releases, question.inside  # the first so many draws do not leave
 
         def noisy(exact: Exact) -> Any:
             nonlocal left
@@ -331,7 +331,7 @@ class Private:
 
     @cached_property
     def _rows_at_once(self) -> int:
-        limit = max(1, _PART_BYTES // max(1, self._source.row_bytes))
+        limit = max(1, (_CACHE_BYTES if self.objective is None else _PART_BYTES) // max(1, self._source.row_bytes))
         return min(limit, self.performance.load_rows) if isinstance(self._source, DatasetSource) else limit
 
     def _rows_to_check_with(self) -> Batch | None:

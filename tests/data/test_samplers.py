@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from sfumato.data.samplers import FixedSize, FullBatch, Poisson
+from sfumato.data.samplers import _SPARSE, FixedSize, FullBatch, Poisson, _skip_ends
 from sfumato.errors import InvalidArgument
 from tests.statistics import FALSE_ALARM, binomial_p, counts_p, smallest
 
@@ -93,8 +94,43 @@ def test_poisson_rate_on_many_units(rate):
     assert binomial_p(total, 20 * units, 1.05 * rate) < FALSE_ALARM
 
 
+@pytest.mark.parametrize("rate", [0.6 / 2**16, 1 / 5000, 0.0012345, 0.01, np.nextafter(_SPARSE, 0)])
+def test_skips_give_every_unit_the_exact_rate(rate):
+    """In fractions: given that nobody before it joined, a unit joins with probability `rate` to within 2^-60."""
+    left = [2**64, *(2**64 - int(end) for end in _skip_ends(float(rate)))]
+    assert len(left) > 60
+    assert left[-1] > 2**64 / 10
+    for before, after in pairwise(left):
+        assert abs(1 - Fraction(after, before) - Fraction(float(rate))) < Fraction(1, 2**60)
+
+
+def test_skips_are_poisson_sampling():
+    """Also where a number skips as many units as it can, every 133. False alarm 3e-6; a wrong rate is seen."""
+    q, units = 0.015, 450
+    rows = members(Poisson(size=units, batch_size=q * units), 10_000)
+    assert rates_p(rows, q) > FALSE_ALARM
+    assert sizes_p(rows, q) > FALSE_ALARM
+    near = [(rows[:, :-lag] & rows[:, lag:]).sum() for lag in range(1, 150)]
+    assert smallest(binomial_p(n, 10_000 * (units - lag), q**2) for lag, n in enumerate(near, 1)) > FALSE_ALARM
+    wrong = members(Poisson(size=units, batch_size=1.05 * q * units), 10_000)
+    assert sizes_p(wrong, q) < FALSE_ALARM
+
+
+def test_skips_repeat_with_the_generator_and_reach_the_end():
+    sampler = Poisson(size=1000, batch_size=10)
+    a, b = (sampler.draw(5000, np.random.default_rng(3)) for _ in range(2))
+    assert a.dtype == np.int64
+    assert a.tolist() == b.tolist()
+    rng = fresh()
+    drawn = [sampler.draw(present, rng) for present in [0, 1, 7, 5000] * 500]
+    assert 4900 <= max(d[-1] for d in drawn if len(d)) < 5000
+    assert all((np.diff(d) > 0).all() for d in drawn)
+    assert [len(d) for d in drawn[::4]] == [0] * 500
+    assert {tuple(d) for d in drawn[1::4]} <= {(), (0,)}
+
+
 def test_poisson_rate_below_sixteen_bits():
-    """Rates whose first 16 bits are zero are decided by the tie alone. False alarm 1e-6."""
+    """Rates that are far below the shortest table of skips. False alarm 1e-6."""
     units, rng, rate = 1_000_000, fresh(), 0.6 / 2**16
     total = sum(len(Poisson(size=units, batch_size=rate * units).draw(units, rng)) for _ in range(100))
     assert binomial_p(total, 100 * units, rate) > FALSE_ALARM

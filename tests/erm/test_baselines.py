@@ -395,7 +395,7 @@ def test_the_step_search_adds_up_the_losses_of_its_candidates() -> None:
     """Row by row, over more rows than are taken at a time; what is not finite is left out."""
     question = best_step(Hinge(), K=3)
     g = torch.Generator().manual_seed(0)
-    X = 2 * torch.rand(9000, D, dtype=torch.float64, generator=g) - 1
+    X = 2 * torch.rand(19000, D, dtype=torch.float64, generator=g) - 1
     y = torch.where(X[:, 0] > 0, 1.0, -1.0).double()
     points = question.start - question.lengths[:, None] * question.direction
     losses = torch.stack([Hinge().value(X @ point, y).clamp(0, 2.0) for point in points], 1)

@@ -236,6 +236,30 @@ def test_large_tensors_are_cut_and_small_ones_packed(monkeypatch):
         assert torch.equal(answer, whole[name])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_short_tensor_gets_the_same_noise_as_its_pieces(dtype, inside):
+    """Its own path is inert: the same seeded answer, bit by bit, of a vector whose entries do not lie side by side."""
+    whole = torch.linspace(-3, 3, 240, dtype=dtype).view(2, 120).T[::2]
+    whole[3, 1] = torch.nan
+    before = whole.clone()
+    pieces = {str(i): row for i, row in enumerate(whole)}
+    a, b = (
+        privatize(
+            e,
+            unit=UNIT,
+            noise=Gaussian(SCALE),
+            source=NoiseSource(NotPrivateSeed(5)),
+            inside=inside,
+            dtype=torch.float32,
+        )
+        for e in (whole, pieces)
+    )
+    assert torch.equal(a, torch.stack(list(b.values())))
+    assert a.shape == whole.shape
+    assert torch.equal(whole.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
 def test_non_finite_entries_count_as_zero():
     """They never raise and never leave; other entries are untouched."""
     bad = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.7e308, 5.0], dtype=torch.float64)

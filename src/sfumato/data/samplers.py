@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,9 @@ import numpy.typing as npt
 from sfumato.errors import InvalidArgument
 
 Indices = npt.NDArray[np.int64]
+
+_SPARSE = 1 / 64  # below this rate, skipping units is faster than deciding about each
+_ENDS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,8 @@ class Poisson(Sampler):
         return self.batch_size
 
     def draw(self, present: int, rng: np.random.Generator) -> Indices:
+        if self.rate < _SPARSE:
+            return self._skipping(present, rng)
         # 16 random bits decide for almost every unit, four units to a 64-bit word; in a tie 53 more do, so that the
         # probability is the rate to within 2^-69, at a quarter of the cost of one uniform float per unit.
         words = rng.integers(0, 2**64, size=-(-present // 4), dtype=np.uint64)
@@ -71,6 +78,36 @@ class Poisson(Sampler):
         tie = np.flatnonzero(bits == int(whole))
         joins[tie] = rng.random(len(tie)) < fraction
         return np.flatnonzero(joins)
+
+    def _skipping(self, present: int, rng: np.random.Generator) -> Indices:
+        """The same law from one 64-bit number per unit that joins: how many before it do not.
+
+        The numbers are compared with whole numbers, no logarithm is rounded: given all before it, a unit joins with
+        probability `rate` to within 2^-60.
+        """
+        ends = _skip_ends(self.rate)
+        found, at = [np.empty(0, np.int64)], 0
+        while at < present:
+            needed = (present - at) * self.rate / -math.expm1(len(ends) * math.log1p(-self.rate))  # in the mean
+            numbers = rng.integers(0, 2**64, size=int(needed + 4 * math.sqrt(needed)) + 16, dtype=np.uint64)
+            skipped = ends.searchsorted(numbers, side="right")
+            joins = skipped < len(ends)  # else nobody joins for so many units, and the next number goes on from there
+            after = at + np.cumsum(skipped + joins)
+            found.append(after[joins] - 1)
+            at = int(after[-1])
+        units = np.concatenate(found)
+        return units[: units.searchsorted(present)]
+
+
+@lru_cache(maxsize=64)
+def _skip_ends(rate: float) -> npt.NDArray[np.uint64]:
+    """More than k units are skipped or met (k = 1, 2, ...) if a random 64-bit number is at least entry k - 1.
+
+    That has probability (1 - rate)^k, computed exactly and cut to 64 bits. The last k is about 2 / rate, where a tenth
+    of all numbers is left, so that the cut stays small beside them.
+    """
+    p, q = (1 - Fraction(rate)).as_integer_ratio()
+    return np.array([2**64 - (2**64 * p**k) // q**k for k in range(1, min(_ENDS, round(2 / rate)) + 1)], np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from sfumato.data.samplers import Indices
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.objective import Batch
+
+_LENT_FROM = 256  # rows; fewer, such as those that questions are checked with, are copied at no cost
 
 
 class Source(ABC):
@@ -35,7 +37,12 @@ class Source(ABC):
 
 
 class TensorSource(Source):
-    """A tensor or array, or a tuple, list or dict of them, with one row per example."""
+    """A tensor or array, or a tuple, list or dict of them, with one row per example.
+
+    Rows are copied, except for many consecutive ones of a float64 table (X, y) on the host, the form of linear models:
+    those are lent, since copying all of a table takes longer than what is computed of it. Code that is given rows of
+    such a table must not change them in place, and is found out if it does.
+    """
 
     def __init__(self, data: Any) -> None:
         self._data = tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)), data)
@@ -46,14 +53,34 @@ class TensorSource(Source):
                 "order."
             )
         self._length = int(lengths.pop() or 0)
+        self._lends = _is_table(self._data)
+        self._versions = self._counted()
 
     def __len__(self) -> int:
         return self._length
 
     def gather(self, indices: Indices) -> Batch:
+        if self._lends and len(indices) >= _LENT_FROM and _consecutive(indices):
+            if self._counted() != self._versions:
+                raise SfumatoError(
+                    "The rows were changed in place since they were handed over, by a loss or question of your own "
+                    "perhaps: let it work on a copy, and make the data anew."
+                )
+            return tuple(t[int(indices[0]) : int(indices[-1]) + 1] for t in self._data)
         index = torch.from_numpy(np.ascontiguousarray(indices))
-        # A GPU is not waited for: what is copied from lies in memory that the driver has read before the call returns.
-        return tree_map(lambda t: t.index_select(0, index.to(t.device, non_blocking=True)), self._data)
+
+        def rows(t: Tensor) -> Tensor:
+            # A GPU is not waited for: the driver has read what is copied to it before the call returns.
+            return t.index_select(0, index if t.is_cpu else index.to(t.device, non_blocking=True))
+
+        data = self._data
+        if type(data) is tuple and all(type(t) is Tensor for t in data):  # (X, y), without the price of a tree
+            return tuple(map(rows, data))
+        return rows(data) if type(data) is Tensor else tree_map(rows, data)
+
+    def _counted(self) -> list[int]:
+        """How often each tensor was changed in place, which torch counts for all that share its memory."""
+        return [t._version for t in self._data] if self._lends else []
 
     @property
     def row_bytes(self) -> int:
@@ -62,6 +89,17 @@ class TensorSource(Source):
     def made_up(self, rows: int) -> Batch:
         """Rows of the same types and shapes that hold nothing but zeros."""
         return tree_map(lambda t: torch.zeros(rows, *t.shape[1:], dtype=t.dtype, device=t.device), self._data)
+
+
+def _is_table(data: Any) -> bool:
+    """Whether it is (X, y) in float64 on the host, whose changes torch counts."""
+    if type(data) is not tuple or [type(t) for t in data] != [Tensor, Tensor] or any(t.is_inference() for t in data):
+        return False
+    return [t.ndim for t in data] == [2, 1] and all(t.dtype == torch.float64 and t.is_cpu for t in data)
+
+
+def _consecutive(indices: Indices) -> bool:
+    return bool(indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all())
 
 
 class DatasetSource(Source):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,24 +31,29 @@ from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.gradients.rowwise import check_row_map
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter, RenyiFilter
+from sfumato.privacy.ledger_plan import Plan
 from sfumato.privacy.mechanisms import Adjacency
-from sfumato.private import Private
+from sfumato.private import Planned, Private
 from sfumato.questions import Exact, Question, Sample
 
 _WIDEN, _EVERY, _FIRST_STEP = 1.1, 10, 2.0  # eta, tau and the first alpha_max of the authors' experiments
+_SLAB = 16  # answers of one kind that are reserved at a time, at most
+_ROWS = 2**13  # whose losses of all candidates are computed at a time
 _PUBLIC_L2 = 1e-6  # where none is asked for, so that the public rows have a minimiser
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BestStep(Question):
-    """Which row of `candidates` has the least mean loss, cut to [0, bound] row by row, plus its public `penalty`.
+    """Which of `start - lengths * direction` has the least mean loss, cut to [0, bound], plus its public `penalty`.
 
     *Formal guarantee.* The sums of all candidates are made noisy, and only the index of the least leaves. A row's K
     losses lie in a box of side `bound`, whose diagonal is the unit: adding a row, and exchanging it, moves by no more.
     """
 
     loss: Loss
-    candidates: Tensor
+    start: Tensor
+    direction: Tensor
+    lengths: Tensor
     penalty: Tensor
     bound: float
 
@@ -57,7 +62,7 @@ class BestStep(Question):
 
     @property
     def unit(self) -> float:
-        return self.bound * math.sqrt(len(self.candidates)) * (1 + 1e-9)
+        return self.bound * math.sqrt(len(self.lengths)) * (1 + 1e-9)
 
     def check(self, sample: Sample) -> None:
         rows = sample.first_rows()
@@ -65,20 +70,23 @@ class BestStep(Question):
             check_row_map(lambda batch: self._losses(*batch), rows)
 
     def _losses(self, X: Tensor, y: Tensor) -> Tensor:
-        scores = X @ self.candidates.T
+        """(rows, K). Along a line two products with X serve all candidates."""
+        z, slope = torch.stack([self.start, self.direction]) @ X.T
         # A row with an entry that is not finite has no finite score: zero times infinity is NaN.
-        usable = torch.isfinite(scores.sum(1) + y)
-        losses = self.loss.value(scores, y[:, None]).nan_to_num(nan=self.bound).clamp_(0.0, self.bound)
-        return losses if usable.all() else torch.where(usable[:, None], losses, 0.0)
+        usable = torch.isfinite(z + slope + y)
+        losses = self.loss.value(z - self.lengths[:, None] * slope, y)
+        losses = losses.nan_to_num(nan=self.bound).clamp_(0.0, self.bound)
+        return (losses if usable.all() else torch.where(usable, losses, 0.0)).T
 
     def exact(self, sample: Sample) -> Exact:
-        total = torch.zeros(len(self.candidates), dtype=torch.float64)
+        total = torch.zeros(len(self.lengths), dtype=torch.float64)
         for (X, y), units in sample.parts():
-            losses = self._losses(X, y)
-            if units.weights is not None:
-                losses = losses * units.weights.to(losses)[:, None]
-            if units.records > 1:
-                losses = losses.reshape(-1, units.records, losses.shape[1]).sum(1)
+            if units.weights is None:  # few rows at a time, so that what is computed of them stays in the cache
+                for few in zip(X.split(_ROWS), y.split(_ROWS), strict=True):
+                    total = total + self._losses(*few).sum(0)
+                continue
+            losses = self._losses(X, y) * units.weights.to(X)[:, None]
+            losses = losses.reshape(-1, units.records, losses.shape[1]).sum(1)  # of a user: cut once more
             total = total + losses.clamp_(0.0, self.bound).sum(0)
         return total
 
@@ -91,26 +99,63 @@ def _whole(budget: Budget, adjacency: Adjacency) -> tuple[float, RenyiFilter]:
     return filtered_noise(budget, FullBatch(size=1), 1, adjacency)
 
 
+class _Held(NamedTuple):
+    """Answers of one kind that are reserved, and what share of the budget each of them takes."""
+
+    plan: Plan
+    share: float
+    times: int
+
+
 class _Purse:
     """The budget of a fit: one Gaussian answer of multiplier `whole` would take all of it, one of z takes (whole/z)^2.
 
-    That is so for every Rényi order, since the divergence of a Gaussian on all rows is order / 2 (moved / z)^2.
+    That is so for every Rényi order, since the divergence of a Gaussian on all rows is order / 2 (moved / z)^2. Answers
+    are reserved a few at a time, since a reservation takes longer than many an answer; `close` gives back the rest.
     """
 
     def __init__(self, private: Private, budget: Budget) -> None:
         self._private, self._everyone = private, private.everyone()
         self._whole, _ = _whole(budget, private.adjacency)
         self._spent: list[float] = []
+        self._held: dict[str, _Held] = {}
 
     def ask(self, question: Question, share: float) -> Any:
         """One answer for that share; BudgetExceeded, with nothing drawn, if it is not covered."""
         if math.fsum([*self._spent, share]) > 1 + 1e-12:
             raise BudgetExceeded(f"share={share:.3g} of the budget is more than is left of this fit: it ends here.")
-        # `whole` was found for questions that a replaced row moves by two units.
-        moved = question.replace_factor / 2 if self._private.adjacency is Adjacency.REPLACE_ONE else 1.0
-        answer = self._private.ask(question, noise=self._whole * moved / math.sqrt(share), sampler=self._everyone)
+        held = self._held.get(question.kind())
+        if held is None or held.share != share or not held.plan.remaining():
+            self._reserve(question, share)
+        answer = self._private.ask(question)
         self._spent.append(share)
         return answer
+
+    def _reserve(self, question: Question, share: float) -> None:
+        """Twice as many as the last time, and no more than half of what is left."""
+        kind = question.kind()
+        before, left = self._held.get(kind), 1 + 1e-12 - math.fsum(self._spent)
+        others = math.fsum(held.share * held.plan.remaining() for name, held in self._held.items() if name != kind)
+        if share + others > left:
+            self.close()
+            others = 0.0
+        times = 1
+        if before is not None and before.share == share:
+            times = max(1, min(2 * before.times, _SLAB, math.floor((left - others) / share / 2)))
+        # `whole` was found for questions that a replaced row moves by two units.
+        moved = question.replace_factor / 2 if self._private.adjacency is Adjacency.REPLACE_ONE else 1.0
+        noise = self._whole * moved / math.sqrt(share)
+        try:
+            plan = self._private.reserve(Planned(question, noise, self._everyone, times))
+        except BudgetExceeded:  # of an account that other fits share: it may still cover one
+            times = 1
+            plan = self._private.reserve(Planned(question, noise, self._everyone, times))
+        self._held[kind] = _Held(plan, share, times)
+
+    def close(self) -> None:
+        for held in self._held.values():
+            held.plan.close()
+        self._held = {}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -144,12 +189,11 @@ class _AGD(PrivateLinear):
                 g = purse.ask(LinearGradientMean(loss, w, self.clip), rho_ng)
                 t += 1
                 while True:
-                    alphas = torch.linspace(0, alpha_max, self.candidates + 1, dtype=torch.float64)
-                    points = w - alphas[:, None] * _unit(g + self.l2 * w)
-                    penalty = self.l2 / 2 * points.square().sum(1)
-                    best = purse.ask(
-                        BestStep(loss=loss, candidates=points, penalty=penalty, bound=self.loss_bound), rho_nmax
-                    )
+                    u, alphas = _unit(g + self.l2 * w), _steps(alpha_max, self.candidates)
+                    points = w - alphas[:, None] * u
+                    penalty, B = self.l2 / 2 * points.square().sum(1), self.loss_bound
+                    search = BestStep(loss=loss, start=w, direction=u, lengths=alphas, penalty=penalty, bound=B)
+                    best = purse.ask(search, rho_nmax)
                     if best > 0:
                         break
                     rho_old, rho_ng = rho_ng, (1 + self.growth) * rho_ng
@@ -162,7 +206,13 @@ class _AGD(PrivateLinear):
         except BudgetExceeded:
             if t == 0:
                 raise
+        finally:
+            purse.close()
         return Learned(w, t, self.epsilon)
+
+
+def _steps(longest: float, candidates: int) -> Tensor:
+    return torch.linspace(0, longest, candidates + 1, dtype=torch.float64)
 
 
 def _unit(direction: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ from sfumato.private import Private
 _LARGEST_SHARE = 1 / 50  # of the budget, for a step that grew
 _CLIP_FLOOR = 0.05  # of the first clip norm
 _TRUNCATED_STEPS = 500  # by default, and more where Theorem 4 needs them
-_START = 0.06  # of |w|^2 / 2, to hold on to 0 where public rows are few
+_START = 0.1  # of |w|^2 / 2, times the smoothness, to hold on to 0 where public rows are few
 _FIRMNESS = 10.0  # lambda, times the public rows and the variance of a weight's noise; 1 would be a Bayesian's, who
 # takes the model for true and the noise for spread over all directions alike
 
@@ -151,7 +151,8 @@ class _PPSGD(TunedDescent):
         zero = torch.zeros(width, dtype=torch.float64)
         if public is None or not self.head_start or self._alpha > 0 or self._beta > 0:
             return zero  # a public gradient that begins at its least would steer nothing
-        return minimise(loss, public, strength=_START, centre=zero, tolerance=1e-3).w
+        strength = _START * (loss.smoothness or 1.0)
+        return minimise(loss, public, strength=strength, centre=zero, tolerance=1e-3).w
 
     def _stage_1(
         self, allowance: Allowance, recipe: Recipe, public: Rows | None, loss: Loss, w: Tensor

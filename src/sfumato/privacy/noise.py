@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -69,9 +69,7 @@ class _Secret(np.random.Generator):
     """A numpy generator that can be neither saved nor copied."""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise SfumatoError(
-            "A noise or sampling generator cannot be saved or copied, since noise must never be repeated."
-        )
+        raise SfumatoError("A noise or sampling generator cannot be saved or copied: noise must never be repeated.")
 
     def __getstate__(self) -> NoReturn:
         self.__reduce_ex__(None)
@@ -347,10 +345,7 @@ def privatize(
     else:
         tensors, names = [torch.tensor(exact) if isinstance(exact, np.ndarray) else exact], []
     if not all(isinstance(t, Tensor) for t in tensors):
-        raise InvalidArgument(
-            f"exact={type(exact).__name__} must be a tensor, an array or a mapping of names to tensors."
-        )
-
+        raise InvalidArgument(f"exact={type(exact).__name__} must be a tensor, an array or a mapping to tensors.")
     if inside and (symmetric or not isinstance(noise, Gaussian)):
         raise InvalidArgument(f"inside=True is for plain Gaussian noise, not for {noise!r} with symmetric={symmetric}.")
 
@@ -371,6 +366,7 @@ def privatize(
     return noisy[0].numpy() if isinstance(exact, np.ndarray) else noisy[0]
 
 
+@lru_cache(maxsize=64)
 def _product_rounded_up(scale: float, unit: float) -> float:
     """scale * unit, rounded to a float that is not smaller: never less noise than was charged."""
     product = float(scale) * float(unit)
@@ -386,21 +382,25 @@ def _add_gaussian(
     work = torch.device("cpu") if device.type == "mps" else device  # which has no float64
     grid = math.ldexp(1.0, math.frexp(std)[1] - 1 - _GRID_BITS)  # std / 2^21 < grid <= std / 2^20
 
+    kind, sizes = _dtype_of_answer(tensors, dtype), [t.numel() for t in tensors]
     flats = [t.detach().reshape(-1) for t in tensors]
-    groups = _grouped(flats, _CHUNK_HOST if work.type == "cpu" else _CHUNK_DEVICE)
-    sizes = [sum(map(len, group)) for group in groups]
-    noisy = torch.empty(sum(sizes), dtype=_dtype_of_answer(tensors, dtype), device=work)
     with source._answering(sum(sizes), work) as normals:
-        for group, part in zip(groups, torch.split(noisy, sizes), strict=True):
+
+        def noised(x: Tensor, size: int) -> Tensor:  # in units of the grid, a power of two, so that scaling is exact
+            x.div_(grid).nan_to_num_(0.0, 0.0, 0.0).add_(normals(size), alpha=std / grid)
+            return (x.add_(_TO_INTEGER).sub_(_TO_INTEGER) if rounded else x).mul_(grid)
+
+        if len(flats) == 1 and 0 < sizes[0] <= _CHUNK_HOST:  # for a short vector, pieces take longer than noise
+            x = noised(flats[0].to(work, torch.float64, copy=True), sizes[0])
+            return [x.to(kind).to(device).view(tensors[0].shape)]
+        groups = _grouped(flats, _CHUNK_HOST if work.type == "cpu" else _CHUNK_DEVICE)
+        lengths = [sum(map(len, group)) for group in groups]
+        noisy = torch.empty(sum(sizes), dtype=kind, device=work)
+        for group, part in zip(groups, torch.split(noisy, lengths), strict=True):
             x = torch.empty(len(part), dtype=torch.float64, device=work)
             torch.cat([piece.to(work) for piece in group], out=x)
-            # In units of the grid, a power of two, so that scaling is exact.
-            x.div_(grid).nan_to_num_(0.0, 0.0, 0.0).add_(normals(len(part)), alpha=std / grid)
-            if rounded:
-                x.add_(_TO_INTEGER).sub_(_TO_INTEGER)
-            part.copy_(x.mul_(grid))
-    answers = torch.split(noisy.to(device), [len(flat) for flat in flats])
-    return [answer.view(t.shape) for answer, t in zip(answers, tensors, strict=True)]
+            part.copy_(noised(x, len(part)))
+    return [y.view(t.shape) for y, t in zip(torch.split(noisy.to(device), sizes), tensors, strict=True)]
 
 
 def _grouped(flats: Sequence[Tensor], chunk: int) -> list[list[Tensor]]:
