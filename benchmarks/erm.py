@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.engine import machine
+from benchmarks.engine import add_output_options, machine, names, write_json
 
 RESULTS = Path(__file__).parent / "results" / "erm.json"
 ROWS, PUBLIC, COLUMNS = 26_000, 26, 123
@@ -278,18 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--out", type=Path, help="also write everything to this JSON file")
-    parser.add_argument(
-        "--table", nargs="?", type=Path, const=RESULTS, help="print a stored file as Markdown, and stop"
-    )
+    add_output_options(parser, RESULTS)
     options = parser.parse_args()
     if options.table:
         print(markdown(json.loads(options.table.read_text())))
         return
-    methods = options.methods.split(",")
-    if unknown := [name for name in methods if name not in METHODS]:
-        raise SystemExit(f"Unknown: {', '.join(unknown)}. Known: {', '.join(METHODS)}.")
+    methods = names(options.methods, METHODS)
     warnings.simplefilter("ignore")  # Opacus's, about secure mode and backward hooks
     torch.set_num_threads(1)
     print("fits", file=sys.stderr)
@@ -303,8 +297,7 @@ def main() -> None:
         "accounting": accounting(),
     }
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(options.out, results)
     if options.json:
         print(json.dumps(results, indent=1))
     else:

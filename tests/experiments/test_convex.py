@@ -16,13 +16,14 @@ from sfumato import erm
 from sfumato.cli.main import main
 from sfumato.data.tabular import TabularData
 from sfumato.errors import InvalidArgument
+from sfumato.experiments.convex.comparison import pairs
 from sfumato.experiments.convex.estimators import make_estimator
 from sfumato.experiments.convex.figures import draw
 from sfumato.experiments.convex.problems import Problem, _from_table, _table, problem
 from sfumato.experiments.convex.records import read_record
 from sfumato.experiments.convex.runner import Runner
 from sfumato.experiments.convex.settings import Data, read_settings
-from sfumato.experiments.convex.spec import Cell, Spec, convex_names, find_convex, load_convex
+from sfumato.experiments.convex.spec import Cell, Compare, Spec, convex_names, find_convex, load_convex
 from sfumato.experiments.convex.table import entries, markdown
 from sfumato.experiments.page import convex_block
 from sfumato.experiments.records import write_record
@@ -42,6 +43,10 @@ options = { fit_intercept = false }
 [figure]
 x = "epsilon"
 y = "accuracy"
+
+[compare]
+ours = ["PPSGD"]
+others = ["OutPert", "OnlyPub"]
 
 [[when]]
 if = { epsilon = 8 }
@@ -204,6 +209,8 @@ def test_the_declared_size_goes_with_the_adjacency_that_hides_it() -> None:
         ('score = "Test accuracy"', "", "score"),
         ("repeats = 3", "repeats = 0", "repeats=0"),
         ('y = "accuracy"', "", "needs x and y"),
+        ('others = ["OutPert"', 'others = ["OutPerd"', "did you mean 'OutPert'"),
+        ('ours = ["PPSGD"]', 'mine = ["PPSGD"]', "[compare] has no key 'mine'"),
         ("[figure]", "[figure", "not valid TOML"),
     ],
 )
@@ -457,6 +464,25 @@ def test_a_table_has_mean_and_standard_error(spec: Spec, tmp_path: Path) -> None
     path.write_text(path.read_text().replace("0.81,", ""))
     with pytest.raises(InvalidArgument, match="no record"):
         entries(spec, tmp_path)
+
+
+def test_methods_are_set_against_the_best_of_the_others_repeat_by_repeat(spec: Spec, tmp_path: Path) -> None:
+    row = "square, epsilon 2"
+    made_up(spec, tmp_path, row, "PPSGD", [0.7, 0.9, 0.8])
+    made_up(spec, tmp_path, row, "OutPert", [0.6, 0.7])  # the third is still to come
+    assert pairs(spec, tmp_path) == []  # one of the others is not measured at all
+    made_up(spec, tmp_path, row, "OnlyPub", [0.5, 0.5, 0.5])
+    (pair,) = pairs(spec, tmp_path)
+    assert (pair.row, pair.ours, pair.other, pair.repeats) == (row, "PPSGD", "OutPert", 2)
+    assert pair.ahead == pytest.approx(0.15)
+    assert pair.stderr == pytest.approx(statistics.stdev([0.1, 0.2]) / math.sqrt(2))
+    as_error = replace(
+        spec, compare=Compare(ours=("PPSGD",), others=("OutPert", "OnlyPub"), errors=("gaussian-classes",))
+    )
+    (pair,) = pairs(as_error, tmp_path)
+    assert (pair.other, pair.ahead) == ("OnlyPub", pytest.approx(-0.3))
+    assert "| square, epsilon 2 | OutPert | +0.1500 ± 0.0500 |" in convex_block(spec, tmp_path)
+    assert "| ahead in | | 1 of 1 |" in convex_block(spec, tmp_path)
 
 
 def test_a_figure_is_drawn_from_the_records(spec: Spec, tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def _run_convex(
 
 
 def _show_convex(spec: ConvexSpec, names: Names, out: Path | None, plot: Path | None, as_json: bool) -> None:
+    from sfumato.experiments.convex.comparison import pairs
     from sfumato.experiments.convex.figures import draw
     from sfumato.experiments.convex.table import entries
     from sfumato.experiments.records import COMMITTED
@@ -188,8 +189,14 @@ def _show_convex(spec: ConvexSpec, names: Names, out: Path | None, plot: Path | 
         draw(spec, plot, out or COMMITTED)
     if as_json:
         typer.echo(json.dumps([entry.to_json() for entry in found]))
-    else:
-        _print_table(spec, "paper", found)
+        return
+    _print_table(spec, "paper", found)
+    if not any(names) and (ahead := pairs(spec, out or COMMITTED)):
+        rows = [(pair.row, pair.ours, pair.other, f"{pair.ahead:+.4f} ± {pair.stderr:.4f}") for pair in ahead]
+        _print("Against the best of the others", ("problem", "ours", "best of the others", "ahead by"), rows)
+        for method in dict.fromkeys(pair.ours for pair in ahead):
+            mine = [pair.ahead > 0 for pair in ahead if pair.ours == method]
+            typer.echo(f"{method}: ahead in {sum(mine)} of {len(mine)} problems.")
 
 
 def _device(name: DeviceName) -> torch.device:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.convex import figures
+from sfumato.experiments.convex.comparison import CAPTION, pairs
+from sfumato.experiments.convex.comparison import markdown as beside_others
 from sfumato.experiments.convex.spec import Spec as ConvexSpec
 from sfumato.experiments.convex.spec import convex_names, find_convex
 from sfumato.experiments.convex.table import markdown as convex_markdown
@@ -39,9 +41,11 @@ def convex_block(spec: ConvexSpec, runs: Path = COMMITTED) -> str:
     note = f"{' '.join(spec.note.split())}\n\n" if spec.note else ""
     plot = f"![{spec.title}]({spec.name}.svg)\n\n" if figures.measured(spec, runs) else ""
     how = f"`sfumato reproduce {spec.name}` makes it, `sfumato reproduce {spec.name} --show` prints it."
+    ahead = pairs(spec, runs)
+    beside = f"{CAPTION}\n\n{beside_others(ahead)}\n\n" if ahead else ""
     return (
         f"{spec.where}. {spec.score}; ours is the mean over repeats, ± its standard error, and in parentheses how "
-        f"many. {how}\n\n{plot}{convex_markdown(spec, runs)}\n\n{note}"
+        f"many. {how}\n\n{plot}{convex_markdown(spec, runs)}\n\n{beside}{note}"
     ).rstrip() + "\n"
 
 

@@ -42,6 +42,9 @@
     [figure]                      a plot: one panel per `panel`, one curve per column
     x, y = labels; logarithmic = "x", "y" or "xy"
 
+    [compare]                     columns set against the best of others, paired over repeats
+    ours, others = names of columns; errors = names of data whose score is an error
+
 Later ones win, key by key: [settings], the row, [[when]], the column, [[column.when]]. A new source of rows is a name
 in `settings.SYNTHETIC` and a function in `problems`; a new estimator needs nothing here.
 

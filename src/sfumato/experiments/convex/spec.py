@@ -10,12 +10,13 @@ from typing import Any
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.convex.settings import Settings, read_settings
-from sfumato.experiments.reading import merged, suggestion
+from sfumato.experiments.reading import merged, read, suggestion
 from sfumato.experiments.spec import Place, by_name, in_order, read_toml
 
 SPECS = Path(__file__).parent / "specs"
 _SETTINGS = tuple(f.name for f in fields(Settings))
-_TOP = ("title", "paper", "where", "note", "score", "repeats", "figure", "settings", "when", "row", "sweep", "column")
+_TEXTS = ("title", "paper", "where", "note", "score")
+_TOP = (*_TEXTS, "repeats", "figure", "compare", "settings", "when", "row", "sweep", "column")
 _ROW = ("name", "paper", "panel", "x", *_SETTINGS)
 _COLUMN = ("name", "compare", "when", *_SETTINGS)
 _CONDITIONS = ("data", "loss", "epsilon", "estimator")
@@ -28,6 +29,15 @@ class Figure:
     x: str  # the label of the axis
     y: str
     logarithmic: str = ""  # which axes are: "x", "y" or "xy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Which columns are set against which others, problem by problem."""
+
+    ours: tuple[str, ...]
+    others: tuple[str, ...]
+    errors: tuple[str, ...] = ()  # data whose score is an error: less is better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +61,7 @@ class Spec:
     score: str  # what the numbers are, for a reader
     repeats: int
     figure: Figure | None
+    compare: Compare | None
     cells: tuple[Cell, ...] = field(repr=False)
 
     def select(self, rows: list[str], columns: list[str]) -> list[Cell]:
@@ -88,7 +99,7 @@ def load_convex(path: Path) -> Spec:
     where = f"{path.name}:"
     raw = read_toml(path)
     _known(raw, _TOP, where)
-    texts = {name: raw.get(name, "") for name in ("title", "paper", "where", "note", "score")}
+    texts = {name: raw.get(name, "") for name in _TEXTS}
     for name, text in texts.items():
         if not isinstance(text, str) or not (text.strip() or name == "note"):
             raise InvalidArgument(f"{where} {name}={text!r} must be a string that says something.")
@@ -112,6 +123,7 @@ def load_convex(path: Path) -> Spec:
         cells=tuple(cells),
         repeats=repeats,
         figure=_figure(raw.get("figure"), where),
+        compare=_compare(raw.get("compare"), [column["name"] for column in columns], where),
         **{name: text.strip() for name, text in texts.items()},
     )
 
@@ -123,6 +135,17 @@ def _figure(raw: Any, where: str) -> Figure | None:
     if not (isinstance(raw.get("x"), str) and isinstance(raw.get("y"), str)):
         raise InvalidArgument(f"{where} [figure] needs x and y, the labels of its axes: add them.")
     return Figure(x=raw["x"], y=raw["y"], logarithmic=raw.get("logarithmic", ""))
+
+
+def _compare(raw: Any, columns: list[str], where: str) -> Compare | None:
+    if raw is None:
+        return None
+    found: Compare = read(Compare, raw, f"{where} [compare]")
+    if unknown := [name for name in (*found.ours, *found.others) if name not in columns]:
+        raise InvalidArgument(
+            f"{where} [compare] names {unknown[0]!r}, which is no column{suggestion(unknown[0], columns)}."
+        )
+    return found
 
 
 def _known(raw: Any, known: tuple[str, ...], where: str) -> None:
