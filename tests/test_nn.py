@@ -53,7 +53,7 @@ def test_group_norm_act_like_autograd(
     given = [x, weight, bias] if affine else [x]
     leaves = [t.clone().requires_grad_() for t in given]
     with kernels.using(use):
-        y = group_norm_act(leaves[0], 4, *(leaves[1:] if affine else (None, None)), 1e-5, before, after)
+        y = group_norm_act(leaves[0], 4, *(leaves[1:] if affine else (None, None)), 1e-5, after, before)
         dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
         ours = [y, *torch.autograd.grad(y, leaves, dy)]
     wide = [t.double().requires_grad_() for t in given]

@@ -118,9 +118,7 @@ class Private:
                 "size=50000; it may be approximate."
             )
         if not isinstance(size, int | np.integer) or size < 1:
-            raise InvalidArgument(
-                f"size={size} must be a whole number of at least 1: declare how many units there are."
-            )
+            raise InvalidArgument(f"size={size} must be a whole number of at least 1: declare the number of units.")
         if adjacency is Adjacency.REPLACE_ONE and size != present:
             raise InvalidArgument(
                 f"size={size} must be the exact number of units under replace-one adjacency: declare that, or use "
@@ -295,6 +293,8 @@ class Private:
         cls = question if isinstance(question, type) else type(question)
         if not issubclass(cls, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean.")
+        if isinstance(question, Sealed):
+            self._check(question)
         if not isinstance(noise, Noise | int | float):
             raise InvalidArgument(f"noise={noise!r} must be a number or a noise, such as Gaussian(1.0).")
         if not isinstance(noise, Noise):
@@ -365,14 +365,14 @@ class _Sample:
     shown: Batch | None = None
     expected: float | None = None
 
-    def parts(self) -> Iterator[tuple[Batch, Units]]:
+    def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
         parts = [
             (part, records)
             for records, units in self._by_records()
             for part in np.split(units, range(max(1, self.limit // records), len(units), max(1, self.limit // records)))
             if len(part)
         ]
-        batches = (self._part(part, records) for part, records in parts)
+        batches = (self._part(part, records, lend) for part, records in parts)
         yield from (ahead(batches) if isinstance(self.source, DatasetSource) and len(parts) > 1 else batches)
 
     def _by_records(self) -> Iterator[tuple[int, Indices]]:
@@ -390,9 +390,9 @@ class _Sample:
     def first_rows(self) -> Batch | None:
         return None if self.shown is None else self._moved(self.shown)
 
-    def _part(self, units: Indices, records: int) -> tuple[Batch, Units]:
+    def _part(self, units: Indices, records: int, lend: bool) -> tuple[Batch, Units]:
         if self.groups is None:
-            return self._moved(self.source.gather(units)), Units()
+            return self._moved(self.source.gather(units, lend=lend)), Units()
         groups = [self.groups[u] for u in units]
         # Padding repeats a record of the same user, with weight zero.
         rows = np.concatenate([np.concatenate([g, np.repeat(g[:1], records - len(g))]) for g in groups])

@@ -47,8 +47,8 @@ class Sample(Protocol):
     @property
     def expected(self) -> float | None: ...
 
-    def parts(self) -> Iterator[tuple[Batch, Units]]:
-        """The rows in parts that fit into memory; padded rows have weight 0."""
+    def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
+        """The rows in parts that fit into memory; padded rows have weight 0. Only who never writes to them may borrow."""
 
     def first_rows(self) -> Batch | None:
         """A few rows to check shapes with; None if there are none."""

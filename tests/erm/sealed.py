@@ -30,7 +30,7 @@ class Batch:
     def __init__(self, X: Tensor, y: Tensor, units: Units | None = None) -> None:
         self.rows, self.units = (X, y), units or Units()
 
-    def parts(self) -> Iterator[tuple[tuple[Tensor, Tensor], Units]]:
+    def parts(self, *, lend: bool = False) -> Iterator[tuple[tuple[Tensor, Tensor], Units]]:
         yield self.rows, self.units
 
     def first_rows(self) -> tuple[Tensor, Tensor]:

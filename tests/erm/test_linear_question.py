@@ -161,6 +161,23 @@ def test_a_loss_that_mixes_rows_is_refused() -> None:
         private.ask(question, noise=5.0, sampler=private.everyone())
 
 
+class Careless(Square):
+    """A loss that writes to the targets it is given."""
+
+    def slope(self, z: Tensor, y: Tensor) -> Tensor:
+        return 2 * (z - y.mul_(0.5))
+
+
+def test_a_loss_of_somebody_else_gets_copies() -> None:
+    X, y = random_rows(600, 3)
+    before = y.clone()
+    private = Private((X, y), name="t", adjacency="replace-one", budget=Budget(5.0, 1e-5))
+    private.ask(
+        LinearGradientMean(Careless(), torch.ones(3, dtype=torch.float64), 1.0), noise=50.0, sampler=private.everyone()
+    )
+    assert torch.equal(y, before)
+
+
 # ------------------------------------------------------------------------------------------------ through the door
 
 

@@ -192,12 +192,21 @@ def test_people_with_several_rows_are_refused_before_anything_is_charged(asked: 
         private = Private(neighbours(0)[0], name="t", budget=Budget(1.0, 1e-6), **options)
         with pytest.raises(InvalidArgument, match="unit='user' is not covered by the proof"):
             private.ask(asked, noise=law, sampler=private.everyone())
+        with pytest.raises(InvalidArgument, match="unit='user' is not covered by the proof"):
+            private.plan(Planned(asked, law, private.everyone()))
         assert not private.statement().asked
         assert private.account.left() == 1.0
-        private.plan(Planned(asked, law, private.everyone()))
-        with pytest.raises(InvalidArgument, match="unit='user' is not covered by the proof"):
-            private.ask(asked)
-        assert [line.answers for line in private.statement().asked] == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_whose_rounding_no_proof_counts_are_refused_before_anything_is_charged(dtype: torch.dtype) -> None:
+    X, y = neighbours(0)[0]
+    private = Private((X.to(dtype), y.to(dtype)), name="t", budget=Budget(1.0, 1e-6), adjacency="replace-one")
+    one_pass = OnePass(loss=Logistic(), width=D, L=1.0, n=N, eta=0.5, n_pub=0, z=50.0)
+    for asked in (one_pass, Minimiser(loss=Logistic(), width=D, L=1.0, n=N, l2=0.1)):
+        with pytest.raises(InvalidArgument, match="float64"):
+            private.ask(asked, noise=50.0, sampler=private.everyone())
+    assert private.account.left() == 1.0
 
 
 # ---------------------------------------------------------------------------------------------- the proof, step by step

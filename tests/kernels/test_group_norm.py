@@ -150,12 +150,13 @@ def test_images_far_from_zero_keep_their_variance() -> None:
     torch.testing.assert_close(rstd.double(), deviation, rtol=1e-4, atol=0)
 
 
-def test_one_bad_image_spoils_itself_alone() -> None:
+@pytest.mark.parametrize("places", [("none", "relu"), ("relu", "none"), ("silu", "none")])
+def test_one_bad_image_spoils_itself_alone(places: Activations) -> None:
     x, dy, weight, bias = make((8, 2, 4, 4))
-    clean = gn.forward(x, 2, weight, bias, 1e-5, "none", "relu")
+    clean = gn.forward(x, 2, weight, bias, 1e-5, *places)
     x[1, 0, 0, 0] = float("nan")
-    y, mean, rstd = gn.forward(x, 2, weight, bias, 1e-5, "none", "relu")
-    dx, dw, db = gn.backward(x, dy, weight, bias, mean, rstd, 2, "none", "relu")
+    y, mean, rstd = gn.forward(x, 2, weight, bias, 1e-5, *places)
+    dx, dw, db = gn.backward(x, dy, weight, bias, mean, rstd, 2, *places)
     assert y[1, :4].isnan().all()
     assert dw[1].isnan().any()
     for t in (y, dx, dw, db):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from sfumato.data.samplers import Indices
-from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.errors import InvalidArgument
 from sfumato.objective import Batch
-
-_LENT_FROM = 256  # rows; fewer, such as those that questions are checked with, are copied at no cost
 
 
 class Source(ABC):
@@ -27,8 +26,8 @@ class Source(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def gather(self, indices: Indices) -> Batch:
-        """The rows of these numbers as one batch."""
+    def gather(self, indices: Indices, *, lend: bool = False) -> Batch:
+        """The rows of these numbers as one batch: a copy, or with `lend` perhaps the data itself, not to be changed."""
 
     @property
     @abstractmethod
@@ -37,12 +36,7 @@ class Source(ABC):
 
 
 class TensorSource(Source):
-    """A tensor or array, or a tuple, list or dict of them, with one row per example.
-
-    Rows are copied, except for many consecutive ones of a float64 table (X, y) on the host, the form of linear models:
-    those are lent, since copying all of a table takes longer than what is computed of it. Code that is given rows of
-    such a table must not change them in place, and is found out if it does.
-    """
+    """A tensor or array, or a tuple, list or dict of them, with one row per example."""
 
     def __init__(self, data: Any) -> None:
         self._data = tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)), data)
@@ -53,34 +47,19 @@ class TensorSource(Source):
                 "order."
             )
         self._length = int(lengths.pop() or 0)
-        self._lends = _is_table(self._data)
-        self._versions = self._counted()
 
     def __len__(self) -> int:
         return self._length
 
-    def gather(self, indices: Indices) -> Batch:
-        if self._lends and len(indices) >= _LENT_FROM and _consecutive(indices):
-            if self._counted() != self._versions:
-                raise SfumatoError(
-                    "The rows were changed in place since they were handed over, by a loss or question of your own "
-                    "perhaps: let it work on a copy, and make the data anew."
-                )
-            return tuple(t[int(indices[0]) : int(indices[-1]) + 1] for t in self._data)
-        index = torch.from_numpy(np.ascontiguousarray(indices))
-
-        def rows(t: Tensor) -> Tensor:
-            # A GPU is not waited for: the driver has read what is copied to it before the call returns.
-            return t.index_select(0, index if t.is_cpu else index.to(t.device, non_blocking=True))
-
+    def gather(self, indices: Indices, *, lend: bool = False) -> Batch:
+        if lend and _consecutive(indices):
+            rows = partial(_slice, start=int(indices[0]), stop=int(indices[-1]) + 1)
+        else:
+            rows = partial(_selected, index=torch.from_numpy(np.ascontiguousarray(indices)))
         data = self._data
         if type(data) is tuple and all(type(t) is Tensor for t in data):  # (X, y), without the price of a tree
             return tuple(map(rows, data))
         return rows(data) if type(data) is Tensor else tree_map(rows, data)
-
-    def _counted(self) -> list[int]:
-        """How often each tensor was changed in place, which torch counts for all that share its memory."""
-        return [t._version for t in self._data] if self._lends else []
 
     @property
     def row_bytes(self) -> int:
@@ -91,15 +70,17 @@ class TensorSource(Source):
         return tree_map(lambda t: torch.zeros(rows, *t.shape[1:], dtype=t.dtype, device=t.device), self._data)
 
 
-def _is_table(data: Any) -> bool:
-    """Whether it is (X, y) in float64 on the host, whose changes torch counts."""
-    if type(data) is not tuple or [type(t) for t in data] != [Tensor, Tensor] or any(t.is_inference() for t in data):
-        return False
-    return [t.ndim for t in data] == [2, 1] and all(t.dtype == torch.float64 and t.is_cpu for t in data)
-
-
 def _consecutive(indices: Indices) -> bool:
-    return bool(indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all())
+    return len(indices) > 0 and bool(indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all())
+
+
+def _slice(t: Tensor, *, start: int, stop: int) -> Tensor:
+    return t[start:stop]
+
+
+def _selected(t: Tensor, *, index: Tensor) -> Tensor:
+    # A GPU is not waited for: the driver has read what is copied to it before the call returns.
+    return t.index_select(0, index if t.is_cpu else index.to(t.device, non_blocking=True))
 
 
 class DatasetSource(Source):
@@ -111,7 +92,7 @@ class DatasetSource(Source):
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
-    def gather(self, indices: Indices) -> Batch:
+    def gather(self, indices: Indices, *, lend: bool = False) -> Batch:
         return default_collate([self._dataset[int(i)] for i in indices])
 
     @property

@@ -25,8 +25,9 @@ from sfumato.erm.base import Classifier, Learned, PrivateLinear, Regressor
 from sfumato.erm.budgets import filtered_noise
 from sfumato.erm.losses import Loss
 from sfumato.erm.minimise import minimise
-from sfumato.erm.questions import _ENTRY_BY_ENTRY, LinearGradientMean
+from sfumato.erm.questions import LinearGradientMean, is_ours
 from sfumato.erm.rows import Rows
+from sfumato.erm.sealed import ROUNDING
 from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.gradients.rowwise import check_row_map
 from sfumato.privacy.budget import Budget
@@ -62,11 +63,11 @@ class BestStep(Question):
 
     @property
     def unit(self) -> float:
-        return self.bound * math.sqrt(len(self.lengths)) * (1 + 1e-9)
+        return self.bound * math.sqrt(len(self.lengths)) * ROUNDING
 
     def check(self, sample: Sample) -> None:
         rows = sample.first_rows()
-        if rows is not None and type(self.loss) not in _ENTRY_BY_ENTRY:
+        if rows is not None and not is_ours(self.loss):
             check_row_map(lambda batch: self._losses(*batch), rows)
 
     def _losses(self, X: Tensor, y: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class BestStep(Question):
 
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(len(self.lengths), dtype=torch.float64)
-        for (X, y), units in sample.parts():
+        for (X, y), units in sample.parts(lend=is_ours(self.loss)):
             if units.weights is None:  # few rows at a time, so that what is computed of them stays in the cache
                 for few in zip(X.split(_ROWS), y.split(_ROWS), strict=True):
                     total = total + self._losses(*few).sum(0)

@@ -19,7 +19,7 @@ from sfumato.gradients.rowwise import check_row_map
 from sfumato.objective import Batch
 from sfumato.questions import Exact, Question, Sample
 
-_ENTRY_BY_ENTRY = (Logistic, Hinge, HuberisedHinge, Square, Huber)
+_OURS = (Logistic, Hinge, HuberisedHinge, Square, Huber)
 # Squares below it vanish in float64; added to |x|, so that a tiny row times a huge slope is never taken for short.
 _TINY = 1e-150
 
@@ -49,16 +49,16 @@ class LinearGradientMean(Question):
             raise InvalidArgument(f"w has shape {tuple(self.w.shape)}, {self.w.dtype}: give a vector of float64.")
         rows = sample.first_rows()
         if rows is not None:
-            X, _ = _features_and_targets(rows)
+            X, _ = features_and_targets(rows)
             if X.shape[1] != len(self.w):
                 raise InvalidArgument(f"w has {len(self.w)} entries and a row has {X.shape[1]}: make them the same.")
-            if type(self.loss) not in _ENTRY_BY_ENTRY:  # our own are; others are tried out
+            if not is_ours(self.loss):
                 check_row_map(lambda batch: self.loss.slope((batch[0] * self.w).sum(1), batch[1]), rows)
 
     def exact(self, sample: Sample) -> Exact:
         total: Tensor | None = None
-        for batch, units in sample.parts():
-            X, y = _features_and_targets(batch)
+        for batch, units in sample.parts(lend=is_ours(self.loss)):
+            X, y = features_and_targets(batch)
             # Not X @ w: a matrix product may round a row's score otherwise in another batch. Zero times a target that
             # is not finite is NaN, also where the loss would bound its slope.
             slope = self.loss.slope((X * self.w).sum(1), y).add(y, alpha=0)
@@ -95,7 +95,12 @@ class LinearGradientMean(Question):
         return result
 
 
-def _features_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
+def is_ours(loss: Loss) -> bool:
+    """Whether it is known to work entry by entry, and to write to none: those of others are tried out, on copies."""
+    return type(loss) in _OURS
+
+
+def features_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise InvalidArgument("data must be (X, y), rows and targets, for questions about linear models.")
     X, y = batch

@@ -13,10 +13,12 @@ from sfumato.data.samplers import FullBatch
 from sfumato.erm.base import PrivateLinear
 from sfumato.erm.budgets import planned_noise
 from sfumato.erm.losses import Loss, Needs
-from sfumato.erm.questions import _ENTRY_BY_ENTRY
+from sfumato.erm.questions import features_and_targets, is_ours
 from sfumato.erm.rows import Rows
 from sfumato.errors import InvalidArgument
+from sfumato.gradients import Units
 from sfumato.gradients.rowwise import check_row_map
+from sfumato.objective import Batch
 from sfumato.privacy import accounting
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
@@ -94,17 +96,23 @@ class SealedLinear(Sealed):
     def check(self, sample: Sample) -> None:
         Needs(smooth=True, lipschitz=True).check(self.loss, self.kind(), radius=self.radius)
         check_targets(self.loss, self.target_bound)
-        if any(units.weights is not None for _, units in sample.parts()):
-            raise InvalidArgument(
-                f"unit='user' is not covered by the proof of {self.kind()}, which exchanges rows: use 'example'."
-            )
+        for batch, units in sample.parts():
+            self._covered(batch, units)
         rows = sample.first_rows()
-        if rows is not None and type(self.loss) not in _ENTRY_BY_ENTRY:  # our own are; others are tried out
+        if rows is not None and not is_ours(self.loss):
             w = torch.linspace(-1, 1, self.width, dtype=torch.float64)
             check_row_map(lambda batch: self.loss.slope((batch[0] * w).sum(1), batch[1]), rows)
 
+    def _covered(self, batch: Batch, units: Units) -> tuple[Tensor, Tensor]:
+        """Rows that the proofs are about: one person's each, in float64, whose rounding they count."""
+        if units.weights is not None:
+            raise InvalidArgument(
+                f"unit='user' is not covered by the proof of {self.kind()}, which exchanges rows: use 'example'."
+            )
+        return features_and_targets(batch)
+
     def _rows(self, sample: Sample) -> Rows:
-        parts = [self._within(*batch) for batch, _ in sample.parts()]  # `check` has refused users
+        parts = [self._within(*self._covered(*part)) for part in sample.parts(lend=is_ours(self.loss))]
         return Rows(torch.cat([part.X for part in parts]), torch.cat([part.y for part in parts]))
 
     def _within(self, X: Tensor, y: Tensor) -> Rows:

@@ -34,13 +34,13 @@ def group_norm_act(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float = 1e-5,
-    before: Activation = Activation.NONE,
     after: Activation = Activation.RELU,
+    before: Activation = Activation.NONE,
 ) -> Tensor:
     """after(group_norm(before(x))) in x's type, with statistics in float32 at least, under autocast too."""
     if has_torch_function((x, weight, bias)):
         result: Tensor = handle_torch_function(
-            group_norm_act, (x, weight, bias), x, groups, weight, bias, eps, before, after
+            group_norm_act, (x, weight, bias), x, groups, weight, bias, eps, after, before
         )
         return result
     if x.ndim == 4 and usable(x, weight, bias):

@@ -102,10 +102,10 @@ class GroupNormAct(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        before, after = Activation.NONE, self.activation
+        after, before = self.activation, Activation.NONE
         if self.activation_first:
-            before, after = after, before
-        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, before, after)
+            after, before = before, after
+        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, after, before)
 
     def extra_repr(self) -> str:
         text = f"{self.groups}, {self.channels}, activation={self.activation.value!r}, eps={self.eps}"

@@ -391,7 +391,7 @@ def _add_gaussian(
             return (x.add_(_TO_INTEGER).sub_(_TO_INTEGER) if rounded else x).mul_(grid)
 
         if len(flats) == 1 and 0 < sizes[0] <= _CHUNK_HOST:  # for a short vector, pieces take longer than noise
-            x = noised(flats[0].to(work, torch.float64, copy=True), sizes[0])
+            x = noised(flats[0].to(work).to(torch.float64, copy=True), sizes[0])
             return [x.to(kind).to(device).view(tensors[0].shape)]
         groups = _grouped(flats, _CHUNK_HOST if work.type == "cpu" else _CHUNK_DEVICE)
         lengths = [sum(map(len, group)) for group in groups]

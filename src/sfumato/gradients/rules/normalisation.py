@@ -202,8 +202,8 @@ def group_norm_with_activation(call: Call) -> Any:
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
-        before: Activation,
         after: Activation,
+        before: Activation,
     ) -> Any:
         return _group_norm(call, x, groups, weight, bias, eps, before, after)
 
