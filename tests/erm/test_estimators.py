@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import RegressorMixin, clone
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
@@ -20,6 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from sfumato import Ledger
 from sfumato.erm import (
+    AGDAverageClassifier,
     AGDClassifier,
     AGDRegressor,
     DPSGDClassifier,
@@ -45,7 +47,7 @@ from sfumato.erm import (
     SgdAdvancedRegressor,
     Square,
 )
-from sfumato.errors import InvalidArgument
+from sfumato.errors import BudgetExceeded, InvalidArgument, SfumatoError
 
 UNANNOUNCED = "NaN in private rows is not announced: such a row contributes nothing, and nobody is told"
 NOISY = "two fits differ, since nobody may repeat the noise; it passes with not_private_seed"
@@ -294,5 +296,88 @@ def test_public_rows_must_be_complete() -> None:
         PPSGDClassifier(max_iter=2).fit(X, y, X[:5], y[:4])
     with pytest.raises(ValueError, match="X_public contains NaN"):
         PPSGDClassifier(max_iter=2).fit(X, y, np.full((2, 3), np.nan), [0, 1])
-    with pytest.raises(ValueError, match="features"):
+    with pytest.raises(InvalidArgument, match="X_public has 2 columns and X has 3"):
         PPSGDClassifier(max_iter=2).fit(X, y, X[:5, :2], y[:5])
+    with pytest.raises(InvalidArgument, match="X_public is X"):
+        PPSGDClassifier(max_iter=2).fit(X, y, X, y)
+
+
+@pytest.mark.parametrize("estimator", [PPSGDClassifier, AGDAverageClassifier, MirrorDescentClassifier])
+def test_a_public_label_that_is_no_class_is_named_before_anything_is_charged(estimator: Any, tmp_path: Path) -> None:
+    X, y = table()
+    names = np.where(y > 0, "yes", "no")
+    for classes, wrong in ((["Yes", "no"], "yes"), (["no", "yes"], "Bob")):
+        public = names[:20].copy()
+        public[3] = wrong
+        model = estimator(classes=classes, ledger=tmp_path / "ledger.db", name="t")
+        with pytest.raises(InvalidArgument, match=f"y_public has the label '{wrong}'"):
+            model.fit(X[20:], names[20:], X_public=X[:20], y_public=public)
+    assert Ledger(tmp_path / "ledger.db").account_names() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epsilon": "1"}, "epsilon='1' must be a number"),
+        ({"epsilon": None}, "epsilon=None must be a number"),
+        ({"epsilon": True}, "epsilon=True must be a number"),
+        ({"delta": "1e-6"}, "delta='1e-6' must be a number"),
+        ({"l2": "a"}, "l2='a' must be a number"),
+        ({"learning_rate": "auto"}, "learning_rate='auto' must be a number, or None"),
+        ({"max_iter": "10"}, "max_iter='10' must be a whole number, or None"),
+        ({"max_iter": 2.5}, "max_iter=2.5 must be a whole number, or None"),
+        ({"name": 3}, "name=3 must be a string"),
+        ({"ledger": 3}, "ledger=3 must be a Ledger, or a string, or a path, or None"),
+        ({"fit_intercept": "no"}, "fit_intercept='no' must be True or False"),
+        ({"not_private_seed": "a"}, "not_private_seed='a' must be a whole number, or None"),
+    ],
+)
+def test_parameters_of_a_wrong_type_are_named(options: dict[str, Any], said: str) -> None:
+    X, y = table()
+    with pytest.raises(InvalidArgument, match=said):
+        PPSGDClassifier(**options).fit(X, y)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    X, y = table()
+    PPSGDClassifier(epsilon=np.float32(2), max_iter=np.int64(3), fit_intercept=np.True_).fit(X, y)
+
+
+def test_a_declared_target_range_takes_care_of_the_scale() -> None:
+    X, y = table(2000)
+    numbers = 300 + 50 * X[:, 0] + y
+    options: dict[str, Any] = {"epsilon": 5.0, "not_private_seed": 1}
+    ours = PPSGDRegressor(target_range=(200, 400), **options)
+    ours.fit(X[40:], numbers[40:], X_public=X[:40], y_public=numbers[:40])
+    by_hand = PPSGDRegressor(**options)
+    scaled = (numbers - 300) / 100
+    by_hand.fit(X[40:], scaled[40:], X_public=X[:40], y_public=scaled[:40])
+    np.testing.assert_allclose(ours.predict(X), 300 + 100 * by_hand.predict(X), rtol=1e-9)
+    assert ours.score(X, numbers) > 0.5
+    with pytest.warns(UserWarning, match="y_public lies up to .* declare target_range"):
+        PPSGDRegressor(max_iter=2).fit(X[40:], numbers[40:], X_public=X[:40], y_public=numbers[:40])
+    for wrong in ((400, 200), (0, math.inf)):
+        with pytest.raises(InvalidArgument, match="target_range"):
+            PPSGDRegressor(target_range=wrong).fit(X, numbers)
+
+
+def test_what_an_account_cannot_pay_for_is_said_in_terms_of_a_fit(tmp_path: Path) -> None:
+    X, y = table()
+    model = DPSGDClassifier(epsilon=0.5, ledger=tmp_path / "ledger.db", name="clinic", max_iter=5)
+    model.fit(X, y)
+    again = clone(model)
+    with pytest.raises(BudgetExceeded, match=r"'clinic' has no room for a fit at epsilon=0.5.*larger budget"):
+        again.fit(X, y)
+    with pytest.raises(NotFittedError):
+        again.predict(X)
+
+
+def test_a_ledger_in_a_file_goes_where_its_model_goes(tmp_path: Path) -> None:
+    X, y = table()
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        model = DPSGDClassifier(ledger=ledger, name="clinic", max_iter=5).fit(X, y)
+        loaded = pickle.loads(pickle.dumps(model))
+    assert loaded.ledger.account_names() == ["clinic"]
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    with pytest.raises(SfumatoError, match="in memory cannot be copied or pickled"):
+        pickle.dumps(DPSGDClassifier(ledger=Ledger.in_memory()))

@@ -172,7 +172,7 @@ class _AGD(PrivateLinear):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         for name in ("max_iter", "candidates"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
+            if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name}={getattr(self, name)} must be a whole number of at least 1.")
         for name in ("growth", "clip", "loss_bound"):
             if not 0 < getattr(self, name) < 1e100:

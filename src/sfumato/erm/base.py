@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,14 +27,17 @@ from torch import Tensor
 
 from sfumato.erm.coordinates import moved
 from sfumato.erm.losses import Logistic, Loss, Needs, Square
+from sfumato.erm.parameters import check_types
 from sfumato.erm.rows import Array, Rows, column, features, numbers, signs, tensor, unit_rows
-from sfumato.errors import InvalidArgument
+from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanisms import Adjacency
 from sfumato.privacy.noise import NotPrivateSeed
 from sfumato.private import Private
+
+_FAR = 3.0  # half ranges from the middle, where public targets are told of
 
 
 class Learned(NamedTuple):
@@ -67,7 +71,8 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         return loss
 
     def _check_parameters(self) -> None:
-        """Raise for parameters out of range; methods add theirs."""
+        """Raise for parameters of a wrong type or out of range; methods add theirs."""
+        check_types(self)
         if not (math.isfinite(self.l2) and self.l2 >= 0):
             raise InvalidArgument(f"l2={self.l2} must be at least 0: it is the weight of |w|^2 / 2.")
 
@@ -92,6 +97,8 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             raise InvalidArgument("X and y have different numbers of rows: give one target per row.")
         validate_data(self, X, reset=True, skip_check_array=True)
         others, public_targets = self._public(X_public, y_public)
+        if others is not None and others.shape == own.shape and others.ctypes.data == own.ctypes.data:
+            raise InvalidArgument("X_public is X: only what everybody may see is public, so split such rows off.")
         self._learn_targets(targets, public_targets)
         private = self._as_rows(own, self._targets(targets, "y"))
         if others is None or public_targets is None:
@@ -103,8 +110,12 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             return None, None
         if X is None or y is None:
             raise InvalidArgument("X_public and y_public go together: give both, or neither.")
-        validate_data(self, X, reset=False, skip_check_array=True)
         rows: Array = check_array(X, accept_sparse="csr", dtype=np.float64, input_name="X_public")
+        if rows.shape[1] != self.n_features_in_:
+            raise InvalidArgument(
+                f"X_public has {rows.shape[1]} columns and X has {self.n_features_in_}: give the same ones."
+            )
+        validate_data(self, X, reset=False, skip_check_array=True)
         targets = column(y, "y_public", self)
         if len(targets) != rows.shape[0]:
             raise InvalidArgument("X_public and y_public have different numbers of rows: give one target per row.")
@@ -123,7 +134,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         self.epsilon_ = learned.epsilon
 
     def _score(self, X: Any) -> Array:
-        check_is_fitted(self)
+        check_is_fitted(self, "coef_")  # which a fit that failed has not
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         rows = unit_rows(features(X, "X"), constant=False).numpy()
         scores: Array = rows @ np.ravel(self.coef_) + np.ravel(self.intercept_)[0]
@@ -187,7 +198,14 @@ class PrivateLinear(LinearModel):
         if M is not None and public is not None:  # row by row, by a public map: free of charge
             rows, public = Rows(moved(rows.X, M), rows.y), Rows(moved(public.X, M), public.y)
         with self._door(rows, public) as private:
-            learned = self._learn(private, public, loss, rows.X.shape[1])
+            try:
+                learned = self._learn(private, public, loss, rows.X.shape[1])
+            except BudgetExceeded as reason:
+                raise BudgetExceeded(
+                    f"The account {self.name!r} has no room for a fit at epsilon={self.epsilon}, delta={self.delta}: "
+                    "lower epsilon, or make the account with a larger budget before its first fit, "
+                    f"Ledger(...).account({self.name!r}, unit='example', adjacency={self.adjacency!r}, budget=...)."
+                ) from reason
             self.ledger_ = private.statement()
         self._keep(learned if M is None else learned._replace(w=M.T @ learned.w))
         return self
@@ -278,6 +296,11 @@ class Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
             )
         if (labels.dtype.kind in "OSU") != (y.dtype.kind in "OSU"):
             raise InvalidArgument(f"y has {y.dtype} labels and {self._labels_from} has {labels.dtype}: use one type.")
+        if y_public is not None and len(strange := np.unique(y_public[~np.isin(y_public, labels)])):
+            raise InvalidArgument(
+                f"y_public has the label {strange.tolist()[0]!r}, which is not in classes={labels.tolist()}: correct "
+                "the one or the other."
+            )
         self.classes_ = labels
 
     def _targets(self, y: Array, what: str) -> Array:
@@ -316,22 +339,49 @@ class Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
-    """One number per row."""
+    """One number per row. `target_range`, the declared (least, largest) target, is mapped to [-1, 1] for the method.
 
+    Without it targets are taken as they are, and should lie in [-1, 1] or so: what a row contributes is bounded.
+    """
+
+    target_range: tuple[float, float] | None = None
     _default_loss = Square()
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        self._middle_and_half()
+
+    def _middle_and_half(self) -> tuple[float, float]:
+        low, high = (-1.0, 1.0) if self.target_range is None else self.target_range
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise InvalidArgument(
+                f"target_range={self.target_range} must be the least and the largest target, (0, 100)."
+            )
+        return (low + high) / 2, (high - low) / 2
 
     def _check_kind(self, loss: Loss) -> None:
         if not loss.regression:
             raise InvalidArgument(f"loss={loss} is for classification: use Square or Huber.")
 
     def _learn_targets(self, y: Array, y_public: Array | None) -> None:
-        pass
+        if y_public is None:
+            return
+        middle, half = self._middle_and_half()
+        largest = float(np.abs(numbers(y_public, "y_public") - middle).max()) / half
+        if largest > _FAR:
+            warnings.warn(
+                f"y_public lies up to {largest:.3g} times too far out: declare target_range=(least, largest).",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _targets(self, y: Array, what: str) -> Array:
-        return numbers(y, what)
+        middle, half = self._middle_and_half()
+        return (numbers(y, what) - middle) / half
 
     def _store(self, weights: Array, intercept: float) -> None:
-        self.coef_, self.intercept_ = weights, intercept
+        middle, half = self._middle_and_half()
+        self.coef_, self.intercept_ = weights * half, intercept * half + middle
 
     def predict(self, X: Any) -> Array:
         """The score of each row."""

@@ -87,7 +87,7 @@ def hundredth(size: int) -> int:
 
 def check_settings(max_iter: int | None, learning_rate: float | None, clip: float | None) -> None:
     """Raise for what is out of range; None is chosen elsewhere."""
-    if max_iter is not None and not (isinstance(max_iter, int) and max_iter >= 1):
+    if max_iter is not None and max_iter < 1:
         raise InvalidArgument(f"max_iter={max_iter} must be a whole number of at least 1.")
     for name, value in (("learning_rate", learning_rate), ("clip", clip)):
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -151,7 +151,7 @@ class TunedDescent(NoisySteps):
             steepest=steepest,
         )
         clip = given.clip() if self.clip is None else self.clip
-        steps = self._steps(given, clip) if self.max_iter is None else self.max_iter
+        steps = self._steps(given, clip) if self.max_iter is None else int(self.max_iter)
         batch = self._batch(given, steps) if self.batch_size is None else self.batch_size
         everyone = self.batch_size is None and batch == size
         return Recipe(

@@ -136,7 +136,7 @@ class _OutputPerturbation(SealedEstimator):
                 raise InvalidArgument(
                     f"l2={self.l2} must be at least {_LEAST_L2} for max_iter=None: it keeps the minimiser in its place."
                 )
-        elif not (isinstance(self.max_iter, int) and self.max_iter >= 1):
+        elif self.max_iter < 1:
             raise InvalidArgument(f"max_iter={self.max_iter} must be None or a whole number of at least 1.")
 
     def _loss(self) -> Loss:

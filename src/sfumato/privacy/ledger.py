@@ -27,9 +27,10 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError, UnsupportedAccounting
+from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError, SfumatoError, UnsupportedAccounting
 from sfumato.privacy import accounting
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter, RenyiFilter, SumFilter, Vector
@@ -60,7 +61,15 @@ class Ledger:
     def __init__(self, where: str | os.PathLike[str] | None, *, timeout: float = 30.0) -> None:
         from sfumato.privacy.ledger_store import Store  # imports SQLAlchemy, which takes a third of a second
 
-        self._store = Store(where, timeout=timeout)
+        self._store, self._where, self._timeout = Store(where, timeout=timeout), where, timeout
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy opens the same file or database; what is in memory alone cannot be copied, or spent twice."""
+        if self._where is None:
+            raise SfumatoError("A ledger in memory cannot be copied or pickled: give Ledger a path.")
+        where = os.fspath(self._where)
+        absolute = where if "://" in where else os.path.abspath(where)
+        return partial(Ledger, timeout=self._timeout), (absolute,)
 
     @classmethod
     def in_memory(cls) -> Self:
