@@ -50,7 +50,7 @@ slow: $(VENV)/.test
 gpu: $(VENV)/.test  ## what only a GPU can show: kernels compiled, CUDA graphs, noise
 	$(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels tests/gradients/test_kernels.py \
 	  tests/gradients/test_cuda.py tests/privacy/test_noise.py tests/test_nn.py tests/test_augment.py \
-	  tests/test_augment_policies.py tests/test_ensembles.py tests/test_warmup.py
+	  tests/test_augment_policies.py tests/test_ensembles.py tests/test_warmup.py tests/synthesis
 
 bench-gpu: $(VENV)/.bench  ## the table of docs/benchmarks.md, on this machine's GPU
 	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu.json

@@ -48,7 +48,7 @@ class Sample(Protocol):
     def expected(self) -> float | None: ...
 
     def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
-        """The rows in parts that fit into memory; padded rows have weight 0. Only who never writes to them may borrow."""
+        """The rows in parts that fit into memory; padded rows weigh 0. Only who never writes to them may borrow."""
 
     def first_rows(self) -> Batch | None:
         """A few rows to check shapes with; None if there are none."""

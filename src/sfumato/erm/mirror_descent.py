@@ -178,12 +178,13 @@ class _MirrorDescent(Descent):
         theta, step = self._start(public, loss, width)
         iterates, sampler = Average(self.average), self._sampler(private.size)
         budget = Budget(self.epsilon, self.delta)
-        with PlannedAllowance(private, LinearGradientMean, sampler, budget=budget, steps=self.max_iter) as allowance:
-            for _ in range(self.max_iter):  # line 2
+        T = int(self.max_iter)
+        with PlannedAllowance(private, LinearGradientMean, sampler, budget=budget, steps=T) as allowance:
+            for _ in range(T):  # line 2
                 g = allowance.ask(LinearGradientMean(loss, theta, self.clip), allowance.noise)  # line 3, and b_t
                 theta = step(theta, g)  # line 4
                 iterates.add(theta)
-        return Learned(iterates.result(), self.max_iter, allowance.epsilon)  # line 6
+        return Learned(iterates.result(), T, allowance.epsilon)  # line 6
 
     def _start(self, public: Rows | None, loss: Loss, width: int) -> tuple[Tensor, _Step]:
         """Line 1: theta_0, and how to move from there."""
