@@ -25,6 +25,20 @@ def test_csv_with_quotes_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> No
     assert table.users.tolist() == ["ann", "bob, jr."]
 
 
+def test_text_labels_are_numbered_in_the_declared_order(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"a,y\n1,yes\n2, no\n3,yes\n4,{SECRET}\n")
+    found = layout(path, "private", label="y")
+    np.testing.assert_array_equal(read_table(found, label="y", classes=["no", SECRET, "yes"]).labels, [2, 0, 2, 1])
+    for options, said in (({"classes": ["no", "yes"]}, "not in classes: declare"), ({}, "declare its labels, classes")):
+        with pytest.raises(InvalidArgument, match=said) as error:
+            read_table(found, label="y", **options)
+        assert SECRET not in str(error.value)
+    path.write_text("a,y\n1,yes\n2,nay\n")
+    with pytest.raises(InvalidArgument, match="line 3"):
+        read_table(layout(path, "public", label="y"), label="y", classes=["no", "yes"])
+
+
 def test_long_files_are_read_in_chunks(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     rows = np.arange(20_000)

@@ -48,6 +48,21 @@ def test_a_training_from_csv(sfumato: Sfumato, config: Path) -> None:
     assert answers(config) == 12
 
 
+def test_labels_may_be_text(sfumato: Sfumato, config: Path) -> None:
+    names = {"0": "setosa", "1": "versicolor", "2": "virginica"}
+    for path in config.parent.glob("*.csv"):
+        header, *rows = path.read_text().splitlines()
+        parts = [row.rsplit(",", 1) for row in rows]
+        path.write_text("\n".join([header, *(f"{x},{names[k.removesuffix('.0')]}" for x, k in parts)]) + "\n")
+    told = config.read_text()
+    config.write_text(told.replace('label = "kind"', 'label = "kind"\nclasses = ["setosa", "versicolor", "virginica"]'))
+    assert trained(sfumato, config)["metrics"]["test_accuracy"] > 0.9
+    config.write_text(told.replace('label = "kind"', 'label = "kind"\nclasses = ["setosa", "virginica"]'))
+    refused = sfumato("train", config, "--dry-run")
+    assert refused.status == 2
+    assert "must be 3 different labels" in refused.err
+
+
 def test_what_the_dry_run_says_is_what_is_done(sfumato: Sfumato, config: Path) -> None:
     before = files(config.parent)
     plan = trained(sfumato, config, "--dry-run")

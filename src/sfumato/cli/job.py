@@ -72,6 +72,7 @@ class Job:
 def prepare(config: Config) -> Job:
     """Check files' headers, the model and the sampler; no private value, no ledger, nothing written."""
     data = config.data
+    _check_classes(config)
     layouts: dict[Role, Layout] = {}
     for role in _ROLES:
         name = getattr(data, role)
@@ -88,13 +89,19 @@ def prepare(config: Config) -> Job:
     return Job(config, layouts, objective, sampler, joining, answers, noise, cost)
 
 
+def _check_classes(config: Config) -> None:
+    classes, outputs = config.data.classes, config.model.outputs
+    if classes is not None and (len(set(classes)) != len(classes) or len(classes) != outputs):
+        raise InvalidArgument(f"[data] classes={classes} must be {outputs} different labels, since outputs={outputs}.")
+
+
 def _sampling(config: Config, layouts: Mapping[Role, Layout]) -> tuple[Sampler, int]:
     """The private sampler, whose rate is every private unit's own, and how many public rows join each batch."""
     training, size = config.training, config.data.size
     wanted = training.batch_size
     if not training.extended:
         return make_sampler(training.sampling, size, wanted), 0
-    rows = len(read_table(layouts["public"], label=config.data.label).labels)
+    rows = len(read_table(layouts["public"], label=config.data.label, classes=config.data.classes).labels)
     if training.sampling == "full":
         if wanted not in (None, size + rows):
             raise InvalidArgument(
@@ -252,7 +259,8 @@ def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
 def _rows(job: Job, role: Role) -> Table:
     data = job.config.data
     users = data.users if role == "private" else None
-    return read_table(job.layouts[role], label=data.label, users=users, columns=job.layouts["private"].columns)
+    columns = job.layouts["private"].columns
+    return read_table(job.layouts[role], label=data.label, users=users, columns=columns, classes=data.classes)
 
 
 def _scaling(job: Job, tables: Mapping[Role, Table]) -> Scaling | None:

@@ -14,6 +14,7 @@ class DataSection:
     name: str  # under which the ledger knows the private data: the same data must keep the same name
     size: int  # declared number of units; approximate under add-remove, exact under replace-one
     label: str | None = None  # the column to predict (CSV)
+    classes: list[str] | None = None  # its labels, where they are text (CSV), in the order of the model's outputs
     public: str | None = None
     test: str | None = None
     unit: str | None = None  # "example" or "user"; by default "user" if `users` is given

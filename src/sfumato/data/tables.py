@@ -83,13 +83,22 @@ def match(other: Layout, private: Layout) -> None:
         )
 
 
-def read_table(table: Layout, *, label: str | None, users: str | None = None, columns: Sequence[str] = ()) -> Table:
-    """The values; `columns` is the order in which the features are wanted (CSV)."""
+def read_table(
+    table: Layout,
+    *,
+    label: str | None,
+    users: str | None = None,
+    columns: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+) -> Table:
+    """The values; `columns` is the order in which the features are wanted, `classes` are labels that are text (CSV)."""
     if not table.columns:
+        if classes is not None:
+            raise InvalidArgument(f"classes={list(classes)} is for CSV files: the arrays of an NPZ file hold numbers.")
         return _read_npz(table, users)
     assert label is not None
     wanted = [*(columns or table.columns), label]
-    numbers, ids = _read_csv(table, wanted, users)
+    numbers, ids = _read_csv(table, wanted, users, classes)
     return Table(_as_float32(numbers[:, :-1]), numbers[:, -1], ids)
 
 
@@ -161,8 +170,12 @@ def _header(path: Path, role: Role) -> list[str]:
     return header
 
 
-def _read_csv(table: Layout, wanted: Sequence[str], users: str | None) -> tuple[Array, Array | None]:
+def _read_csv(
+    table: Layout, wanted: Sequence[str], users: str | None, classes: Sequence[str] | None
+) -> tuple[Array, Array | None]:
+    """The wanted columns, of which the last holds the labels."""
     path, role = table.path, table.role
+    number_of = None if classes is None else {name: float(k) for k, name in enumerate(classes)}
     header = _header(path, role)
     positions = [header.index(name) for name in wanted]
     ids = header.index(users) if users in header else None
@@ -179,13 +192,25 @@ def _read_csv(table: Layout, wanted: Sequence[str], users: str | None) -> tuple[
             )
         part = np.empty((len(chunk), len(wanted)))
         for k, (name, position) in enumerate(zip(wanted, positions, strict=True)):
+            is_label = k + 1 == len(wanted)
+            if is_label and number_of is not None:
+                numbers = [number_of.get(row[position].strip(), np.nan) for row in chunk]
+                if bool(np.isnan(numbers).any()):
+                    bad = int(np.isnan(numbers).argmax())
+                    raise InvalidArgument(
+                        f"{role}={str(path)!r}: column {name!r} has a label that is not in classes"
+                        f"{_line(role, line + bad)}: declare all of them."
+                    )
+                part[:, k] = numbers
+                continue
             try:
                 part[:, k] = np.fromiter((float(row[position]) for row in chunk), np.float64, len(chunk))
             except ValueError:  # it quotes the cell
                 bad = next(i for i, row in enumerate(chunk) if not _is_number(row[position]))
+                remedy = "declare its labels, classes = [...]." if is_label else "encode or remove it."
                 raise InvalidArgument(
                     f"{role}={str(path)!r}: column {name!r} has a cell that is not a number{_line(role, line + bad)}: "
-                    "encode or remove it."
+                    f"{remedy}"
                 ) from None
         parts.append(part)
         if ids is not None:
