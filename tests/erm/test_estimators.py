@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from sfumato import Ledger
 from sfumato.erm import (
     AGDAverageClassifier,
+    AGDAverageRegressor,
     AGDClassifier,
     AGDRegressor,
     DPSGDClassifier,
@@ -83,7 +84,8 @@ def expected_failures(estimator: Any) -> dict[str, str]:
         PNSGDRegressor(not_private_seed=0),
         AGDClassifier(**SEEDED),
         AGDRegressor(**SEEDED),
-        # Not AGDAverage: it has the same parameters, and without public rows, which these checks have not, it is AGD.
+        AGDAverageClassifier(**SEEDED),
+        AGDAverageRegressor(**SEEDED),
         SgdAdvancedClassifier(**SEEDED),
         SgdAdvancedRegressor(**SEEDED),
         PublicOnlyClassifier(),
