@@ -2,6 +2,8 @@
 
 import importlib
 import os
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are first imported
 
 from sfumato import kernels  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C; tests send it
 
 
 @pytest.fixture(autouse=kernels.INTERPRETED)
