@@ -157,7 +157,7 @@ def test_samples_become_public_rows_that_say_where_they_come_from() -> None:
     assert facts["generator"] == generator.provenance
     assert (facts["rows"], facts["steps"], facts["seed"], facts["labels"]) == (12, 2, 4, "balanced")
     assert facts["stochastic"] == vars(Churn())
-    assert "no private data" in facts["statement"]
+    assert "answers who gave them" in facts["statement"]
     json.dumps(facts)
 
 

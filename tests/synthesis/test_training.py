@@ -232,7 +232,7 @@ def test_provenance_names_the_rows() -> None:
     assert facts["rows_per_class"] == torch.bincount(labels).tolist()
     assert facts["settings"]["process"] == {"kind": "Edm", **vars(Edm())}
     assert facts["settings"]["augment"] == {"p": 0.12, "mirrored": 0.5}
-    assert "no private data" in facts["statement"]
+    assert "on no others" in facts["statement"]
     assert facts["versions"]["torch"] == torch.__version__
     images[0, 0, 0, 0] = 0.5
     assert trained(data=(images, labels), images=20).provenance["sha256"] != facts["sha256"]

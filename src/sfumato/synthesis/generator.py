@@ -27,7 +27,10 @@ from sfumato.synthesis.progress import bar
 from sfumato.synthesis.synthetic import Synthetic
 from sfumato.synthesis.unet import Shape, UNet
 
-_SAMPLES = "Samples of a generator that was trained on public rows only: no private data was touched to make them."
+_SAMPLES = (
+    "Samples of a generator that was trained on public rows only; for its first weights, and for a guide, answers who "
+    "gave them."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -37,7 +37,8 @@ _BETAS = (0.9, 0.99)  # of Adam: trainings of minutes want a shorter memory than
 _EMA_RAMP = 0.05  # half-life of the average, as a share of the images seen, until it is what was asked for
 _HISTORY = 100  # mean losses kept
 _STATEMENT = (
-    "Trained on the public rows named here and on nothing else: no private data, and no answer about it, was touched."
+    "Trained on the public rows named here and on no others; that the network's first weights owe nothing to private "
+    "data is the word of who gave them."
 )
 
 
@@ -66,6 +67,7 @@ def train_generator(
     Args:
         public: images (N, C, H, W), uint8 or floats in 0..1, with their labels if the network has classes. All rows
             are kept on the network's device; batches are drawn from them with replacement.
+        network: with first weights that owe nothing to private data, such as random ones: nothing here can tell.
         images: how many images to train on in all, counted each time they are seen; rounded up to whole batches.
         learning_rate: of Adam. It rises for the first `rate_ramp` images, or a tenth of all if that is less, and falls
             to zero along half a cosine.
