@@ -24,6 +24,16 @@ test = 100
 name = "mlp"
 hidden = [16]
 
+[synthesis]
+rows = 40
+network = "digits"
+images = 200
+batch_size = 20
+augment_p = 0.0
+steps = 2
+guide_rows = 20
+guide_steps = 2
+
 [warm_up]
 steps = 30
 batch_size = 35
@@ -69,11 +79,11 @@ noise = 2.5
 mirror = { decay_steps = 4 }
 
 [[cell]]
-row = "later"
+row = "synthetic"
 column = "accuracy"
 paper = 75
-needs = "synthesis"
-setting = "warm"
+data = { synthetic = true }
+setting = "warm-aug"
 epsilon = 2
 """
 

@@ -25,18 +25,21 @@ from sfumato.data.samplers import Poisson
 from sfumato.ensembles import Iterates
 from sfumato.errors import InvalidArgument
 from sfumato.experiments import page, runner
-from sfumato.experiments.build import make_method, make_model
+from sfumato.experiments.build import make_method, make_model, private_batch
 from sfumato.experiments.data import load_rows
 from sfumato.experiments.records import read_record, write_record
 from sfumato.experiments.runner import Job, jobs, run_job
 from sfumato.experiments.scores import all_scores, choice
 from sfumato.experiments.spec import Cell, Spec, load_spec
+from sfumato.experiments.synthetic import with_synthetic
 from sfumato.experiments.table import entries, entry, markdown
 from sfumato.experiments.warm import _key
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
+from sfumato.public import Public
 from sfumato.run import Run
+from sfumato.synthesis.images import PublicImages
 from tests.experiments.conftest import SMALL, write_spec
 
 CPU = torch.device("cpu")
@@ -122,7 +125,8 @@ def test_other_public_rows_have_another_warm_up(spec: Spec, change: dict[str, in
     settings = next(c for c in spec.cells if c.row == "warm").settings["smoke"]
     assert settings.warm_up is not None
     before, after = (
-        _key(data, settings.model, settings.warm_up) for data in (settings.data, replace(settings.data, **change))
+        _key(replace(settings, data=data), settings.warm_up)
+        for data in (settings.data, replace(settings.data, **change))
     )
     assert before != after
 
@@ -130,7 +134,7 @@ def test_other_public_rows_have_another_warm_up(spec: Spec, change: dict[str, in
 def test_public_rows_join_below_the_methods_that_carry_state(tmp_path: Path) -> None:
     text = SMALL.replace('method = ["dope-sgd"]', 'method = ["ada-dps", "shrunk-origin", "weight-multiplicity"]')
     cell = next(c for c in load_spec(write_spec(tmp_path, text)).cells if c.row == "extended")
-    method: Any = make_method(cell.settings["smoke"].training, cell.settings["smoke"].data)
+    method: Any = make_method(cell.settings["smoke"])
     stack = [type(method), type(method.method), type(method.method.method), method.method.method.method.func]
     assert stack == [AdaDPS, ShrunkOrigin, Extended, weight_multiplicity]
 
@@ -204,11 +208,51 @@ def test_a_record_of_other_settings_is_not_taken_for_this_one(spec: Spec, tmp_pa
     assert cell.settings["smoke"] != new.settings
 
 
-def test_what_cannot_be_run_says_why(spec: Spec, tmp_path: Path) -> None:
-    later = [c for c in spec.cells if c.needs]
-    with pytest.raises(InvalidArgument, match="generated from the public ones"):
-        jobs(spec, later, "smoke", [0], tmp_path, again=False)
-    assert len(jobs(spec, spec.cells, "smoke", [0, 1], tmp_path, again=False)) == 2 * (len(spec.cells) - 1)
+def test_generated_rows_join_the_public_ones(spec: Spec, tmp_path: Path) -> None:
+    job = job_of(spec, "synthetic", tmp_path)
+    public = load_rows(job.settings.data, CPU).public
+    record = run_job(job, device=CPU)
+    facts = record["synthetic"]
+    assert facts["generator_images"] == 200
+    assert facts["generator_sha256"] == PublicImages.of(Public(public)).facts()["sha256"]  # of those and no others
+    assert record["warm_up"] != run_job(job_of(spec, "warm", tmp_path), device=CPU)["warm_up"]
+
+    rows = load_rows(job.settings.data, CPU)
+    joined, again = with_synthetic(rows, job.settings, folder=tmp_path / "synthetic", progress=False)
+    assert again == facts  # made once
+    assert len(joined.public[0]) == len(joined.public[1]) == 70 + 40 == job.settings.public_rows
+    torch.testing.assert_close(joined.public[0][:70], rows.public[0])
+    assert joined.public[0].dtype == rows.public[0].dtype
+    assert 0 <= float(joined.public[0].min()) <= float(joined.public[0].max()) <= 1
+    assert joined.hold_out is rows.hold_out
+    extended = replace(job.settings, training=replace(job.settings.training, setting="extended"))
+    assert private_batch(extended) == round(120 * 600 / (600 + 110))
+
+
+def test_guided_rows_are_of_the_same_generator(spec: Spec, tmp_path: Path) -> None:
+    settings = job_of(spec, "synthetic", tmp_path).settings
+    assert settings.synthesis is not None
+    rows = load_rows(settings.data, CPU)
+    made = {}
+    for weight in (0.0, 30.0):
+        guided = replace(settings, synthesis=replace(settings.synthesis, guidance=weight, alone=True))
+        made[weight] = with_synthetic(rows, guided, folder=tmp_path, progress=False)
+    assert len(list(tmp_path.glob("generator-*"))) == 1
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    plain, guided_rows = (made[w][0].public[0] for w in (0.0, 30.0))
+    assert plain.shape == guided_rows.shape == (40, 1, 8, 8)
+    assert not torch.equal(plain, guided_rows)
+    assert made[30.0][1]["generator_sha256"] == made[0.0][1]["generator_sha256"]
+
+
+def test_a_warm_start_alone_asks_nothing(spec: Spec, tmp_path: Path) -> None:
+    job = job_of(spec, "warm", tmp_path)
+    training = replace(job.settings.training, setting="warm-only", epsilon=None)
+    cell = replace(job.cell, settings={"smoke": replace(job.settings, training=training)})
+    record = run_job(replace(job, cell=cell), device=CPU)
+    assert record["metrics"]["last"]["test"] == record["warm_up"]["test"]
+    assert (record["steps_taken"], record["statement"]["epsilon"]) == (0, 0.0)
+    assert not list(tmp_path.glob("work/*/ledger.db"))
 
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -261,7 +305,7 @@ def made_up(cell: Cell, seed: int, value: float, **changes: Any) -> dict[str, An
 
 
 def test_a_table_has_mean_and_standard_error(spec: Spec, tmp_path: Path) -> None:
-    cold, warm, later = (next(c for c in spec.cells if c.row == row) for row in ("cold", "warm", "later"))
+    cold, warm = (next(c for c in spec.cells if c.row == row) for row in ("cold", "warm"))
     for seed, value in enumerate((70.0, 72.0, 75.0)):
         write_record(tmp_path / "small" / "paper" / f"a-seed{seed}.json", made_up(cold, seed, value))
     write_record(tmp_path / "another" / "paper" / "b-seed3.json", made_up(warm, 3, 80.0))
@@ -274,9 +318,7 @@ def test_a_table_has_mean_and_standard_error(spec: Spec, tmp_path: Path) -> None
         "stderr": pytest.approx(spread / math.sqrt(3), abs=1e-4),
     }
     assert (found["warm"].ours, found["warm"].stderr, found["warm"].seeds) == (80.0, None, 1)
-    # "later" has the settings of "warm", but would have been trained on other rows.
-    assert later.settings["paper"] == warm.settings["paper"]
-    assert (found["later"].ours, found["later"].state) == (None, "needs synthesis")
+    assert (found["synthetic"].ours, found["synthetic"].state) == (None, "not run")  # as "warm", but on other rows
     assert (found["mirror"].ours, found["mirror"].seeds, found["mirror"].state) == (None, 0, "not run")
     assert all(e.ours is None for e in entries(spec, "smoke", tmp_path))
     assert entry(replace(cold, report="last"), [made_up(cold, 0, 70.0)]).ours == 60.0

@@ -101,13 +101,8 @@ def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found))
         return
-    rows = [(one["name"], _state(one), one["title"]) for one in found]
+    rows = [(one["name"], f"{one['measured']} of {one['cells']} measured", one["title"]) for one in found]
     _print(f"Experiments, and what was measured at {scale} scale", ("name", "cells", "what"), rows)
-
-
-def _state(one: dict[str, Any]) -> str:
-    measured = f"{one['measured']} of {one['cells']} measured"
-    return "; ".join([measured, *(f"{count} need {need}" for need, count in one["needs"].items() if count)])
 
 
 def _show(spec: Spec, out: Path | None, scale: ScaleName, as_json: bool) -> None:

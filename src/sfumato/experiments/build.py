@@ -17,8 +17,8 @@ from sfumato.algorithms.method import Method, StatefulMethod
 from sfumato.algorithms.mirror_descent import MirrorDescent
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
-from sfumato.augment import TRIVIAL, Augmentation, AutoAugment, Chain
-from sfumato.experiments.settings import WITHOUT_STATE, Crops, Data, Model, Training
+from sfumato.augment import CIFAR10, TRIVIAL, Augmentation, AutoAugment, Chain, CutMix
+from sfumato.experiments.settings import WITHOUT_STATE, Crops, Model, Settings, Training
 from sfumato.generators import own_generators
 from sfumato.models.basic import linear, mlp
 from sfumato.models.convnets import cifar_convnet, convnet3
@@ -43,25 +43,31 @@ def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
 
 
 def make_augment(crops: Crops) -> Augmentation | Chain | None:
-    if crops.trivial:
+    policies = [AutoAugment(policy) for used, policy in ((crops.trivial, TRIVIAL), (crops.auto, CIFAR10)) if used]
+    last = [CutMix(classes=CLASSES)] if crops.cutmix else []
+    if policies:
         first = Augmentation(pad=crops.pad, flip=crops.flip)
-        return Chain(first, AutoAugment(TRIVIAL), Augmentation(pad=0, flip=False, cutout=crops.cutout))
-    return None if crops == Crops() else Augmentation(pad=crops.pad, flip=crops.flip, cutout=crops.cutout)
+        return Chain(first, *policies, Augmentation(pad=0, flip=False, cutout=crops.cutout), *last)
+    if crops == Crops():
+        return None
+    plain = Augmentation(pad=crops.pad, flip=crops.flip, cutout=crops.cutout)
+    return Chain(plain, *last) if last else plain
 
 
-def private_batch(training: Training, data: Data) -> int:
+def private_batch(settings: Settings) -> int:
     """The expected number of private rows in a step: public rows that join the batch take the place of some."""
-    return _batches(training, data)[0]
+    return _batches(settings)[0]
 
 
-def make_method(training: Training, data: Data) -> Method | StatefulMethod:
+def make_method(settings: Settings) -> Method | StatefulMethod:
     """The algorithms on top of each other, DP-SGD at the bottom."""
+    training = settings.training
     made: Any = partial(dp_sgd, clip=training.clip, views=training.views, augment=make_augment(training.augment))
     names = list(reversed(training.method))
     for name in (n for n in names if n in WITHOUT_STATE):
         made = _on_top(name, training, made)
     if training.setting.endswith("extended"):
-        private, public = _batches(training, data)
+        private, public = _batches(settings)
         made = Extended(private_batch=private, public_batch=public, method=made)
     for name in (n for n in names if n not in WITHOUT_STATE):
         made = _on_top(name, training, made)
@@ -69,10 +75,11 @@ def make_method(training: Training, data: Data) -> Method | StatefulMethod:
     return method
 
 
-def _batches(training: Training, data: Data) -> tuple[int, int]:
+def _batches(settings: Settings) -> tuple[int, int]:
+    training = settings.training
     if not training.setting.endswith("extended"):
         return training.batch_size, 0
-    return shares(training.batch_size, data.private, data.public - data.hold_out)
+    return shares(training.batch_size, settings.data.private, settings.public_rows)
 
 
 def _on_top(name: str, training: Training, below: Any) -> Any:

@@ -47,9 +47,7 @@ def has_settings(record: Record, settings: Settings) -> bool:
 
 
 def records_of(cell: Cell, records: Iterable[Record], scale: Scale) -> list[Record]:
-    """Those with the cell's settings, one per seed, by seed. A cell that cannot be run has none."""
-    if cell.needs is not None:
-        return []
+    """Those with the cell's settings, one per seed, by seed."""
     found = {record["seed"]: record for record in records if has_settings(record, cell.settings[scale])}
     return [found[seed] for seed in sorted(found)]
 

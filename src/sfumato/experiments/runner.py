@@ -28,7 +28,8 @@ from sfumato.experiments.data import Rows, load_rows
 from sfumato.experiments.records import Record, all_records, has_settings, read_record, record_path, write_record
 from sfumato.experiments.scores import all_scores, choice
 from sfumato.experiments.settings import Data, Settings
-from sfumato.experiments.spec import NEEDS, Cell, Scale, Spec
+from sfumato.experiments.spec import Cell, Scale, Spec
+from sfumato.experiments.synthetic import with_synthetic
 from sfumato.experiments.warm import warm_start
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting
@@ -80,11 +81,7 @@ class Job:
 
 def jobs(spec: Spec, cells: Sequence[Cell], scale: Scale, seeds: Sequence[int], out: Path, *, again: bool) -> list[Job]:
     """What is to be run, checked before anything is: no record of other settings is overwritten."""
-    runnable = [cell for cell in cells if cell.needs is None]
-    if not runnable:
-        missing = sorted({NEEDS[cell.needs] for cell in cells if cell.needs is not None})
-        raise InvalidArgument(f"{spec.name} has no cell to run among these: each {' and '.join(missing)}.")
-    found = [Job(spec=spec, cell=cell, seed=seed, scale=scale, out=out) for seed in seeds for cell in runnable]
+    found = [Job(spec=spec, cell=cell, seed=seed, scale=scale, out=out) for seed in seeds for cell in cells]
     for job in found:
         if not again and job.path.exists() and not has_settings(read_record(job.path), job.settings):
             raise InvalidArgument(
@@ -107,13 +104,19 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
             f"{str(job.work)!r} holds a finished training whose record is gone: give --again to train anew."
         )
     settings, seed = job.settings, job.seed
-    rows = _rows(settings.data, device)
+    rows, synthetic = with_synthetic(
+        _rows(settings.data, device), settings, folder=job.out / "synthetic", progress=progress
+    )
     module = make_model(settings.model, rows.shape, seed).to(device)
     low = settings.training.bfloat16_on_gpu and device.type == "cuda"
     objective = Objective(module, cross_entropy, autocast=torch.bfloat16 if low else None)
     warm = warm_start(objective, settings, rows, seed=seed, folder=job.out / "warm-ups", progress=progress)
-    openly = settings.training.setting == "not-private"
-    run = _train_openly(job, objective, rows, progress) if openly else _train(job, objective, rows, progress)
+    if settings.training.setting == "warm-only":
+        run = _as_it_is(objective)
+    elif settings.training.setting == "not-private":
+        run = _train_openly(job, objective, rows, progress)
+    else:
+        run = _train(job, objective, rows, progress)
     scores = all_scores(objective, run, rows)
     record = {
         "spec": job.spec.name,
@@ -122,6 +125,7 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
         "scale": job.scale,
         "chosen": choice(scores),
         "metrics": scores,
+        "synthetic": synthetic or None,
         "warm_up": warm,
         "seconds": round(run.seconds, 1),
         "steps_taken": run.steps_taken,
@@ -160,8 +164,8 @@ def _rows(data: Data, device: torch.device) -> Rows:
 def _train(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
     settings = job.settings
     training, data = settings.training, settings.data
-    method = make_method(training, data)
-    sampler = Poisson(size=data.private, batch_size=private_batch(training, data))
+    method = make_method(settings)
+    sampler = Poisson(size=data.private, batch_size=private_batch(settings))
     if training.epsilon is not None:
         budget = Budget(training.epsilon, training.delta)
     else:
@@ -225,6 +229,17 @@ def _train_openly(job: Job, objective: Objective, rows: Rows, progress: bool) ->
         statement={"private": False, "text": "NOT PRIVATE: plain training, for comparison."},
         steps_taken=training.steps,
         seconds=time.perf_counter() - start,
+    )
+
+
+def _as_it_is(objective: Objective) -> Run:
+    """The warm start alone."""
+    return Run(
+        weights={n: t.detach().clone() for n, t in objective.module.state_dict().items()},
+        config={"name": "warm start", "steps": 0},
+        statement={"private": True, "epsilon": 0.0, "text": "No private row was asked for anything."},
+        steps_taken=0,
+        seconds=0.0,
     )
 
 

@@ -14,7 +14,10 @@ from sfumato.experiments.reading import read, suggestion
 
 DATASETS = ("cifar10", "mnist", "digits", "cifar10-features", "digits-rows")
 MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "mlp", "linear")
-SETTINGS = ("cold", "warm", "warm-aug", "extended", "cold-extended", "not-private")
+GENERATORS = ("digits", "cifar", "ddpmpp")
+PROCESSES = ("edm", "ddpm")
+SETTINGS = ("cold", "warm", "warm-aug", "extended", "cold-extended", "warm-only", "not-private")
+UNASKED = ("warm-only", "not-private")  # nothing private is asked, so nothing is spent
 OPTIONS = {  # the table with the options of a method
     "dope-sgd": "dope",
     "mirror-descent": "mirror",
@@ -38,6 +41,7 @@ class Data:
     test: int | None = None  # so many of the test rows; all by default
     shuffled_labels: bool = False  # of the public rows: public data that is worth nothing
     split: int = 0  # the seed of the split
+    synthetic: bool = False  # rows generated from the public ones join them, see `Synthesis`
     resolution: int | None = None  # at which a pretrained network saw the images, for cifar10-features
 
 
@@ -58,6 +62,26 @@ class Crops:
     flip: bool = False
     cutout: int = 0
     trivial: bool = False  # TrivialAugment, before the cutout
+    auto: bool = False  # AutoAugment with its policy for CIFAR-10, before the cutout
+    cutmix: bool = False  # last of all; for public rows only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthesis:
+    """A diffusion model of the public rows. One serves all cells and seeds that have the same."""
+
+    rows: int  # that it makes
+    network: str = "cifar"
+    process: str = "edm"
+    images: int  # that it is trained on, counted each time they are seen
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    augment_p: float = 0.12
+    steps: int = 18  # of the sampler
+    guidance: float = 0.0  # w_d, the weight of a discriminator of public and synthetic rows
+    guide_rows: int = 10_000  # unguided samples that the discriminator learns from
+    guide_steps: int = 2_000
+    alone: bool = False  # the synthetic rows take the place of the public ones, instead of joining them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +176,13 @@ class Settings:
     model: Model
     training: Training
     warm_up: WarmUp | None = None
+    synthesis: Synthesis | None = None
+
+    @property
+    def public_rows(self) -> int:
+        """How many may be trained on, synthetic ones included."""
+        real, made = self.data.public - self.data.hold_out, self.synthesis
+        return real if made is None else made.rows + (0 if made.alone else real)
 
     def to_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples as lists, as they come back
@@ -173,12 +204,20 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
     training = replace(training, **{table: _options(training, name) for name, table in OPTIONS.items()})
     cold = training.setting.startswith("cold") or training.setting == "not-private"
     data = settings.data if settings.data.name == "cifar10-features" else replace(settings.data, resolution=None)
-    settings = replace(settings, data=data, training=training, warm_up=None if cold else settings.warm_up)
+    settings = replace(
+        settings,
+        data=data,
+        training=training,
+        warm_up=None if cold else settings.warm_up,
+        synthesis=settings.synthesis if data.synthetic else None,
+    )
     _check_names(settings, where)
     _check_numbers(settings, where)
     _check_method(training, where)
     if not cold and settings.warm_up is None:
         raise InvalidArgument(f"{where} has setting={training.setting!r} and no warm_up: add the table.")
+    if data.synthetic and settings.synthesis is None:
+        raise InvalidArgument(f"{where} has synthetic rows and no synthesis: add the table.")
     return settings
 
 
@@ -194,11 +233,14 @@ _DEFAULTS = {"dope-sgd": Dope, "ada-dps": Ada, "shrunk-origin": Shrunk, "weight-
 
 
 def _check_names(settings: Settings, where: str) -> None:
+    synthesis = settings.synthesis
+    made_by = () if synthesis is None else (("network", synthesis.network), ("process", synthesis.process))
     for what, found, known in (
         ("data, name", settings.data.name, DATASETS),
         ("model, name", settings.model.name, MODELS),
         ("setting", settings.training.setting, SETTINGS),
         *(("method", name, METHODS) for name in settings.training.method),
+        *((f"synthesis, {what}", name, GENERATORS if what == "network" else PROCESSES) for what, name in made_by),
     ):
         if found not in known:
             raise InvalidArgument(f"{where}, {what}={found!r} is not known{suggestion(found, known)}.")
@@ -211,15 +253,18 @@ def _check_numbers(settings: Settings, where: str) -> None:
         positive[name] = getattr(training, name)
     if warm_up is not None:
         positive |= {f"warm_up {name}": getattr(warm_up, name) for name in ("steps", "batch_size", "learning_rate")}
+    if settings.synthesis is not None:
+        counts = ("rows", "images", "batch_size", "learning_rate", "steps", "guide_rows", "guide_steps")
+        positive |= {f"synthesis {name}": getattr(settings.synthesis, name) for name in counts}
     for name, value in positive.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InvalidArgument(f"{where}, {name}={value} must be a positive, finite number.")
     if not 0 <= data.hold_out < data.public:
         raise InvalidArgument(f"{where}, hold_out={data.hold_out} must leave some of the {data.public} public rows.")
     given = (training.epsilon is not None) + (training.noise is not None)
-    if given != (0 if training.setting == "not-private" else 1):
+    if given != (0 if training.setting in UNASKED else 1):
         raise InvalidArgument(
-            f"{where} needs either epsilon or noise, which epsilon is turned into, or neither if it is not private."
+            f"{where} needs either epsilon or noise, which epsilon is turned into, or neither where nothing is asked."
         )
     if data.name == "cifar10-features" and data.resolution is None:
         raise InvalidArgument(f"{where} has data cifar10-features and no resolution: say how large the images were.")

@@ -1,8 +1,8 @@
 """A table of a paper as a TOML file: its cells, the paper's numbers, and how each cell is made at two scales.
 
-`[data]`, `[model]`, `[warm_up]` and `[training]` are shared by all cells; a `[[cell]]` adds or changes keys of
-`[training]`, and of the others as tables of their own. `[smoke.*]`, and after that a cell's table `smoke` of keys of
-`[training]`, changes them once more, for a trial on a CPU. `base` names a file in `bases/` to begin with.
+`[data]`, `[model]`, `[synthesis]`, `[warm_up]` and `[training]` are shared by all cells; a `[[cell]]` adds or changes
+keys of `[training]`, and of the others as tables of their own. `[smoke.*]`, and after that a cell's table `smoke` of
+keys of `[training]`, changes them once more, for a trial on a CPU. `base` names a file in `bases/` to begin with.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from typing import Any, Literal, TypeVar, get_args
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.reading import check_keys, merged, suggestion
-from sfumato.experiments.settings import OPTIONS, Data, Model, Settings, Training, WarmUp, read_settings
+from sfumato.experiments.settings import OPTIONS, Data, Model, Settings, Synthesis, Training, WarmUp, read_settings
 
 SPECS = Path(__file__).parent / "specs"
 Scale = Literal["paper", "smoke"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
-NEEDS = {"synthesis": "needs images generated from the public ones, which is not there yet"}
 CANDIDATES = ("last", "ema", "mean", "vote", "logits")
 CHOSEN = "chosen"  # that of the candidates which is the best on public rows that were held out
-_SECTIONS: dict[str, type[Any]] = {"data": Data, "model": Model, "warm_up": WarmUp, "training": Training}
+_SECTIONS: dict[str, type[Any]] = {
+    "data": Data,
+    "model": Model,
+    "synthesis": Synthesis,
+    "warm_up": WarmUp,
+    "training": Training,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +51,6 @@ class Place:
 class Cell(Place):
     """One number of a table. `settings` has one entry per scale."""
 
-    needs: str | None = None  # what is missing to run it
     report: str = CHOSEN  # which average of the iterates is compared with the paper's number
     settings: Mapping[Scale, Settings] = field(repr=False)
 
@@ -61,10 +65,6 @@ class Spec:
     where: str  # in the paper
     note: str = ""  # what a reader should know, above all where we had to choose
     cells: tuple[Cell, ...] = field(repr=False)
-
-    @property
-    def runnable(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.needs is None]
 
     def select(self, rows: list[str], columns: list[str]) -> list[Cell]:
         """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
@@ -164,15 +164,13 @@ def _text(raw: Mapping[str, Any], name: str, where: str, *, required: bool = Tru
 def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str, Any], report: str, where: str) -> Cell:
     row, column = (_text(raw, name, f"{where} [[cell]]") for name in ("row", "column"))
     here = f"{where} cell {row!r} | {column!r}"
-    own = {"row", "column", "paper", "needs", "report"}
-    tables = {name: raw[name] for name in ("data", "model", "warm_up") if name in raw}
+    own = {"row", "column", "paper", "report"}
+    tables = {name: raw[name] for name in ("data", "model", "synthesis", "warm_up") if name in raw}
     small = raw.get("smoke", {})
     training = {key: value for key, value in raw.items() if key not in own and key not in (*tables, "smoke")}
-    paper, needs, report = raw.get("paper"), raw.get("needs"), raw.get("report", report)
+    paper, report = raw.get("paper"), raw.get("report", report)
     if paper is not None and not (isinstance(paper, int | float) and 0 <= paper <= 100):
         raise InvalidArgument(f"{here} has paper={paper!r}: it must be a percentage, or left out.")
-    if needs is not None and needs not in NEEDS:
-        raise InvalidArgument(f"{here} has needs={needs!r}{suggestion(str(needs), NEEDS)}.")
     if report not in (CHOSEN, *CANDIDATES):
         raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), (CHOSEN, *CANDIDATES))}.")
     unknown = sorted(set(training) - {f.name for f in fields(Training)})
@@ -198,7 +196,6 @@ def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str,
         row=row,
         column=column,
         paper=None if paper is None else float(paper),
-        needs=needs,
         report=report,
         settings=settings,
     )

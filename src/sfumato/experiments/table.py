@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.experiments.records import COMMITTED, Record, all_records, records_of, reported
-from sfumato.experiments.spec import NEEDS, Cell, Place, Scale, Spec, find_spec, spec_names
+from sfumato.experiments.spec import Cell, Place, Scale, Spec, find_spec, spec_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
 
 def entry(cell: Cell, records: Iterable[Record]) -> Entry:
     values = [reported(record, cell) for record in records]
-    return measured(cell, values, otherwise="not run" if cell.needs is None else f"needs {cell.needs}")
+    return measured(cell, values)
 
 
-def measured(place: Place, values: Sequence[float], *, otherwise: str = "not run", digits: int = 2) -> Entry:
-    """The mean of the values, one per seed; `otherwise` is the state where there are none."""
+def measured(place: Place, values: Sequence[float], *, digits: int = 2) -> Entry:
+    """The mean of the values, one per seed."""
     return Entry(
         row=place.row,
         column=place.column,
@@ -56,7 +56,7 @@ def measured(place: Place, values: Sequence[float], *, otherwise: str = "not run
         ours=round(statistics.fmean(values), digits + 2) if values else None,
         stderr=round(statistics.stdev(values) / math.sqrt(len(values)), digits + 2) if len(values) > 1 else None,
         seeds=len(values),
-        state="measured" if values else otherwise,
+        state="measured" if values else "not run",
         digits=digits,
     )
 
@@ -73,9 +73,7 @@ def _summary(spec: Spec, found: list[Entry]) -> dict[str, Any]:
         "paper": spec.paper,
         "where": spec.where,
         "cells": len(found),
-        "runnable": len(spec.runnable),
         "measured": sum(e.ours is not None for e in found),
-        "needs": {need: sum(cell.needs == need for cell in spec.cells) for need in NEEDS},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import make_augment
 from sfumato.experiments.data import Rows
 from sfumato.experiments.scores import accuracy
-from sfumato.experiments.settings import Data, Model, Settings, WarmUp, digest
+from sfumato.experiments.settings import Settings, WarmUp, digest
+from sfumato.experiments.synthetic import synthesis_key
 from sfumato.generators import own_generators
 from sfumato.objective import Objective
 from sfumato.public import Public
@@ -28,7 +30,7 @@ def warm_start(
     """Put the objective's module where the public rows bring it, and say how good that is; None for a cold start."""
     if settings.warm_up is None:
         return None
-    path = folder / f"{_key(settings.data, settings.model, settings.warm_up)}-seed{seed}.safetensors"
+    path = folder / f"{_key(settings, settings.warm_up)}-seed{seed}.safetensors"
     if path.exists():
         return _load(path, objective.module)
     start = time.perf_counter()
@@ -43,13 +45,14 @@ def warm_start(
     return facts
 
 
-def _key(data: Data, model: Model, options: WarmUp) -> str:
+def _key(settings: Settings, options: WarmUp) -> str:
     """Of all that a warm-up depends on: the private rows are not among it."""
+    data = settings.data
     public = {
         name: getattr(data, name)
         for name in ("name", "public", "hold_out", "shuffled_labels", "split", "test", "resolution")
     }
-    return digest([public, vars(model), {**vars(options), "augment": vars(options.augment)}])
+    return digest([public, synthesis_key(data, settings.synthesis), asdict(settings.model), asdict(options)])
 
 
 def _train(objective: Objective, options: WarmUp, rows: Rows, seed: int, progress: bool) -> list[float]:

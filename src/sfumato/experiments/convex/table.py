@@ -45,9 +45,7 @@ def _summary(spec: Spec, folder: Path) -> dict[str, Any]:
         "paper": spec.paper,
         "where": spec.where,
         "cells": len(spec.cells),
-        "runnable": len(spec.cells),
         "measured": sum(e.ours is not None for e in entries(spec, folder)),
-        "needs": {},
     }
 
 
