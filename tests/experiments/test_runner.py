@@ -30,6 +30,7 @@ from sfumato.experiments.data import load_rows
 from sfumato.experiments.records import read_record, write_record
 from sfumato.experiments.runner import Job, jobs, run_job
 from sfumato.experiments.scores import all_scores, choice
+from sfumato.experiments.settings import Crops, stated
 from sfumato.experiments.spec import Cell, Spec, load_spec
 from sfumato.experiments.synthetic import with_synthetic
 from sfumato.experiments.table import entries, entry, markdown
@@ -357,3 +358,13 @@ def test_pages_change_between_their_markers_only(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "003.md").read_text() == "1. By hand.\n\n" + text + "\n2. By hand, too.\n"
     assert page.main([str(tmp_path), "--check"]) == 0
     capsys.readouterr()
+
+
+def test_keys_of_public_weights_outlive_new_options(spec: Spec) -> None:
+    settings = next(c for c in spec.cells if c.row == "warm").settings["smoke"]
+    assert settings.warm_up is not None
+    assert "momentum" not in stated(settings.warm_up)  # a default, as an option of a later version would be
+    assert stated(replace(settings.warm_up, augment=Crops(flip=True)))["augment"] == {"flip": True}
+    assert _key(settings, settings.warm_up) == "b782eebd093c4b31"
+    changed = replace(settings.warm_up, momentum=0.5)
+    assert _key(settings, changed) != _key(settings, settings.warm_up)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from sfumato.errors import InvalidArgument
@@ -191,6 +191,13 @@ class Settings:
     def key(self) -> str:
         """Short and the same wherever the settings are; for names of files."""
         return digest(self.to_json())
+
+
+def stated(options: Any) -> dict[str, Any]:
+    """What differs from the defaults: a digest of it stays what it is when a later version knows more options."""
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(options)}
+    given = {name: getattr(options, name) for name in defaults}
+    return {name: stated(v) if is_dataclass(v) else v for name, v in given.items() if v != defaults[name]}
 
 
 def digest(plain: Any) -> str:

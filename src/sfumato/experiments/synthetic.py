@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import CLASSES
 from sfumato.experiments.data import Batch, Rows
-from sfumato.experiments.settings import Data, Settings, Synthesis, digest
+from sfumato.experiments.settings import Data, Settings, Synthesis, digest, stated
 from sfumato.generators import own_generators
 from sfumato.public import Public
 from sfumato.synthesis.ddpm import Ddpm
@@ -46,7 +46,7 @@ def with_synthetic(rows: Rows, settings: Settings, *, folder: Path, progress: bo
 
 def synthesis_key(data: Data, synthesis: Synthesis | None) -> str | None:
     """Of all that the synthetic rows depend on; the private rows are not among it."""
-    return None if synthesis is None else digest([_generator_key(data, synthesis), asdict(synthesis)])
+    return None if synthesis is None else digest([_generator_key(data, synthesis), stated(synthesis)])
 
 
 def _made(
@@ -134,9 +134,9 @@ def _guide(generator: Generator, public: Batch, options: Synthesis, progress: bo
 
 def _generator_key(data: Data, synthesis: Synthesis) -> str:
     """Guided or not, and however many rows are wanted, it is one generator."""
-    rows = {name: getattr(data, name) for name in ("name", "public", "hold_out", "shuffled_labels", "split")}
-    plays_no_part = ("rows", "steps", "guidance", "guide_rows", "guide_steps", "alone")
-    return digest([rows, {k: v for k, v in asdict(synthesis).items() if k not in plays_no_part}])
+    public = {name: value for name, value in stated(data).items() if name not in ("private", "test")}
+    later = ("rows", "steps", "guidance", "guide_rows", "guide_steps", "alone")
+    return digest([public, {name: value for name, value in stated(synthesis).items() if name not in later}])
 
 
 def _shape(public: Batch) -> tuple[int, int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import make_augment
 from sfumato.experiments.data import Rows
 from sfumato.experiments.scores import accuracy
-from sfumato.experiments.settings import Settings, WarmUp, digest
+from sfumato.experiments.settings import Settings, WarmUp, digest, stated
 from sfumato.experiments.synthetic import synthesis_key
 from sfumato.generators import own_generators
 from sfumato.objective import Objective
@@ -47,12 +46,9 @@ def warm_start(
 
 def _key(settings: Settings, options: WarmUp) -> str:
     """Of all that a warm-up depends on: the private rows are not among it."""
-    data = settings.data
-    public = {
-        name: getattr(data, name)
-        for name in ("name", "public", "hold_out", "shuffled_labels", "split", "test", "resolution")
-    }
-    return digest([public, synthesis_key(data, settings.synthesis), asdict(settings.model), asdict(options)])
+    data = {name: value for name, value in stated(settings.data).items() if name != "private"}
+    made = synthesis_key(settings.data, settings.synthesis)
+    return digest([data, stated(settings.model), stated(options), *([] if made is None else [made])])
 
 
 def _train(objective: Objective, options: WarmUp, rows: Rows, seed: int, progress: bool) -> list[float]:

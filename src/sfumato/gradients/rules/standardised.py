@@ -99,7 +99,7 @@ def standardised_convolution(call: Call) -> Any:
         def report(x: Tensor, dy: Tensor, y: Tensor | None) -> None:
             use = Convolution(x, dy, w, geometry, tape.units)
             if bias is not None and call.is_tracked(bias):
-                tape.add(bias, Dense(tape.per_unit(dy.flatten(2).sum(2, dtype=summed_in(dy.dtype)))))
+                tape.add(bias, Dense(tape.per_unit(dy.sum((2, 3), dtype=summed_in(dy.dtype)))))
             if y is not None and use.by_kernel:
                 alongside = _report_pass(use, y, dy)
             else:
