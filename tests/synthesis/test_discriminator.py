@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,15 @@ from sfumato.errors import InvalidArgument
 from sfumato.privacy.budget import Budget
 from sfumato.private import Private
 from sfumato.public import Public
-from sfumato.synthesis.discriminator import Guidance, discriminator, train_discriminator
+from sfumato.synthesis import Edm, Generator, unet
+from sfumato.synthesis.discriminator import (
+    Guidance,
+    discriminator,
+    load_discriminator,
+    save_discriminator,
+    train_discriminator,
+    train_guidance,
+)
 from sfumato.synthesis.heun import heun
 
 Law = tuple[float, float]  # mean and deviation
@@ -209,6 +218,41 @@ def test_a_training_is_repeatable() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("classes", [0, 2])
+def test_a_generator_is_guided_to_its_public_rows(classes: int) -> None:
+    """Its weights are as they begin, so that pixels are grey, 127 on average; the public ones are brighter by 26."""
+    torch.manual_seed(0)
+    network = unet(image=(1, 8, 8), classes=classes, channels=8, multipliers=(1,), blocks=1, attention=())
+    generator = Generator(network=network, process=Edm(sigma_data=0.4, sigma_max=10.0), provenance={})
+    bright = (0.6 + 0.2 * torch.randn(300, 1, 8, 8)).clamp(0, 1)
+    public = Public((bright, torch.arange(300) % 2) if classes else bright, seed=0)
+    d = discriminator((1, 8, 8), classes=classes, channels=8, multipliers=(1, 2))
+    options: dict[str, Any] = {"steps": 80, "batch_size": 64, "learning_rate": 3e-3, "seed": 7}
+    guide = train_guidance(generator, public, network=d, weight=1.0, between=(0.01, 10.0), **options)
+    assert guide.discriminator is d
+    assert (guide.weight, guide.between) == (1.0, (0.01, 10.0))
+    assert not d.training
+    assert not any(p.requires_grad for p in d.parameters())
+    plain, guided = (float(generator.sample(32, steps=8, seed=0, guide=g)[0].float().mean()) for g in (None, guide))
+    assert plain + 2 < guided < plain + 26
+
+
+def test_a_discriminator_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = discriminator((1, 8, 8), classes=3, channels=8, multipliers=(1, 2), blocks=2, sigma_data=0.3)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.1 * torch.randn(p.shape))
+    save_discriminator(network, tmp_path / "d.safetensors")
+    again = load_discriminator(tmp_path / "d.safetensors")
+    given = (torch.rand(4, 1, 8, 8), torch.rand(4), torch.tensor([0, 1, 2, 0]))
+    assert torch.equal(network.eval()(*given), again(*given))
+    assert not any(p.requires_grad for p in again.parameters())
+    (tmp_path / "d.safetensors").write_bytes(b"no")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        load_discriminator(tmp_path / "d.safetensors")
 
 
 def test_private_rows_are_refused() -> None:

@@ -185,6 +185,18 @@ def test_in_slices_of_time_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert part.provenance == whole.provenance
 
 
+def test_stopped_between_steps_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    whole = trained(images=60)
+    asked = iter([False, True, False, False, False, False])
+    part = trained(images=60, checkpoint=path, stop=lambda: next(asked))
+    assert part.provenance["images_seen"] == 20
+    rest = trained(images=60, checkpoint=path, stop=lambda: next(asked))
+    assert same(weights(whole.network), weights(rest.network))
+    assert rest.provenance == whole.provenance
+    assert next(asked, None) is None  # once after every step
+
+
 @pytest.mark.parametrize("keep_adam", [False, True])
 def test_a_finished_training_is_read_back(tmp_path: Path, keep_adam: bool) -> None:
     path = tmp_path / "checkpoint.safetensors"

@@ -4,10 +4,11 @@ Costs no privacy: nothing private is touched.
 """
 
 from sfumato.synthesis.ddpm import Ddpm
-from sfumato.synthesis.discriminator import Guidance, discriminator, train_discriminator
+from sfumato.synthesis.discriminator import Guidance, discriminator, train_discriminator, train_guidance
 from sfumato.synthesis.edm import Edm
 from sfumato.synthesis.features import Features, lite0_classes, lite0_features, pixel_features
 from sfumato.synthesis.generator import Generator
+from sfumato.synthesis.grid import grid
 from sfumato.synthesis.heun import Churn, heun
 from sfumato.synthesis.measures import Measured, cas, fid, inception_score, precision, recall
 from sfumato.synthesis.memorised import Memorised, memorised
@@ -37,6 +38,7 @@ __all__ = [
     "discriminator",
     "fid",
     "fit_table",
+    "grid",
     "heun",
     "inception_score",
     "lite0_classes",
@@ -47,5 +49,6 @@ __all__ = [
     "recall",
     "train_discriminator",
     "train_generator",
+    "train_guidance",
     "unet",
 ]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import InvalidArgument
-from sfumato.synthesis.process import Network, noise_like, per_image
+from sfumato.synthesis.process import Process
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddpm:
+class Ddpm(Process):
     """Linear betas, a network that predicts eps, and the unweighted loss L_simple (eq. 14), for images in [-1, 1].
 
     >>> process = Ddpm()
@@ -51,38 +51,19 @@ class Ddpm:
         abar = (1 - betas).cumprod(0)
         return ((1 - abar) / abar).sqrt()
 
-    def denoised(
-        self,
-        network: Network,
-        x: Tensor,
-        sigma: Tensor,
-        labels: Tensor | None = None,
-        augment_labels: Tensor | None = None,
-    ) -> Tensor:
-        """D(x; sigma) = x - sigma eps(x): eq. 15's estimate of x_0."""
-        return x - per_image(sigma, x) * self._eps(network, x, sigma, labels, augment_labels)
+    def preconditioning(self, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """D(x; sigma) = x - sigma eps(x): eq. 15's estimate of x_0.
 
-    def losses(
-        self,
-        network: Network,
-        images: Tensor,
-        labels: Tensor | None = None,
-        augment_labels: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """|eps - eps(x)|^2 per image, the mean over its pixels, at t uniform in 1..T (algorithm 1)."""
+        The network sees x_t = sqrt(abar_t) x. It is told t by ln sigma_t, which also lies between the t of training
+        where samplers want it to.
+        """
+        return torch.ones_like(sigma), -sigma, (1 + sigma.square()).rsqrt(), sigma.log() / 4
+
+    def drawn(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        """At t uniform in 1..T (algorithm 1)."""
         t = torch.randint(self.T, (len(images),), device=images.device, generator=generator)
-        sigma = self.sigmas(images.device).to(images.dtype)[t]
-        eps = noise_like(images, generator)
-        x = images + per_image(sigma, images) * eps
-        return (eps - self._eps(network, x, sigma, labels, augment_labels)).square().flatten(1).mean(1)
+        return self.sigmas(images.device).to(images.dtype)[t]
 
-    def _eps(
-        self, network: Network, x: Tensor, sigma: Tensor, labels: Tensor | None, augment_labels: Tensor | None
-    ) -> Tensor:
-        """The network sees x_t = sqrt(abar_t) x. It is told t by ln sigma_t, which also lies between the t of training
-        where samplers want it to."""
-        root_abar = (1 + sigma.square()).rsqrt()
-        eps: Tensor = network(per_image(root_abar, x) * x, sigma.log() / 4, labels, augment_labels).to(x.dtype)
-        return eps
+    def weight(self, sigma: Tensor) -> Tensor:
+        """D - x_0 is sigma (eps - eps(x)), so the loss is L_simple, |eps - eps(x)|^2."""
+        return sigma.square().reciprocal()

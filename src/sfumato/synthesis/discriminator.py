@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 from sfumato.errors import InvalidArgument
 from sfumato.nn import GroupNormAct
 from sfumato.nn.functional import at_least_float32
+from sfumato.nn.modes import being_trained
 from sfumato.public import Public
+from sfumato.synthesis import store
 from sfumato.synthesis.features import public_rows
+from sfumato.synthesis.generator import Generator
 from sfumato.synthesis.images import scaled
 from sfumato.synthesis.process import noise_like, per_image
 
@@ -92,6 +96,20 @@ def discriminator(
     return Discriminator(image[0], classes, channels, tuple(multipliers), blocks, sigma_data)
 
 
+def save_discriminator(network: Discriminator, path: Path) -> None:
+    """A safetensors file with the weights and what `load_discriminator` makes the network from."""
+    store.write(path, network.state_dict(), {"made_from": network.made_from})
+
+
+def load_discriminator(path: Path, device: torch.device | str = "cpu") -> Discriminator:
+    """What `save_discriminator` wrote, ready to guide."""
+    state, facts = store.read(path)
+    made_from = facts["made_from"]
+    network = Discriminator(**{**made_from, "multipliers": tuple(made_from["multipliers"])})
+    store.put_into(network.state_dict(), state, str(path))
+    return network.to(device).requires_grad_(False).eval()
+
+
 class Discriminator(nn.Module):
     """The encoder of a small UNet that is told how much noise there is; gives log d / (1 - d)."""
 
@@ -106,6 +124,14 @@ class Discriminator(nn.Module):
     ) -> None:
         super().__init__()
         self.classes, self.sigma_data = classes, sigma_data
+        self.made_from = {
+            "colours": colours,
+            "classes": classes,
+            "channels": channels,
+            "multipliers": multipliers,
+            "blocks": blocks,
+            "sigma_data": sigma_data,
+        }
         told = 4 * channels
         self.noise = nn.Sequential(nn.Linear(2 * _OCTAVES + 1, told), nn.SiLU(), nn.Linear(told, told), nn.SiLU())
         self.kind = nn.Linear(classes, told, bias=False) if classes else None
@@ -227,9 +253,7 @@ def train_discriminator(
             logits = network(noised, sigma, None if labels is None else labels.to(device, non_blocking=True))
         return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, target))
 
-    was_training = network.training
-    network.train()
-    try:
+    with being_trained(network):
         for step in track(range(steps), "discriminator", disable=not progress):
             loss = (loss_of(real, 1.0) + loss_of(synthetic, 0.0)) / 2
             optimizer.zero_grad()
@@ -237,12 +261,49 @@ def train_discriminator(
             optimizer.step()
             schedule.step()
             losses[step] = loss.detach()
-    finally:
-        network.train(was_training)
-        for p in parameters:
-            p.grad = None
     kept: list[float] = losses.tolist()
     return kept
+
+
+def train_guidance(
+    generator: Generator,
+    public: Public,
+    *,
+    network: nn.Module,
+    weight: float,
+    steps: int,
+    rows: int | None = None,
+    batch_size: int = 256,
+    learning_rate: float = 3e-4,
+    between: tuple[float, float] = (0.0, math.inf),
+    seed: int = 0,
+    progress: bool = False,
+) -> Guidance:
+    """Train a discriminator, in place, of a generator's public rows and its own unguided samples, and guide by it.
+
+    Args:
+        public: what the generator was trained on, in the order of its batches' seed.
+        rows: how many samples; by default as many as there are public rows.
+        between: levels of noise, see `Guidance`.
+        seed: of the samples; give them another one than those that are to be guided.
+    """
+    guidance = Guidance(network, weight=weight, between=between)  # checked before the work
+    samples = generator.sample(rows or len(public), seed=seed, progress=progress)
+    train_discriminator(
+        network,
+        public,
+        Public(samples if generator.classes else samples[0], seed=seed),
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        sigma_min=generator.process.sigma_min,
+        sigma_max=generator.process.sigma_max,
+        autocast=generator.autocast,
+        seed=seed,
+        progress=progress,
+    )
+    network.requires_grad_(False).eval()
+    return guidance
 
 
 def _waves(c_noise: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import InvalidArgument
-from sfumato.synthesis.process import Network, noise_like, per_image
+from sfumato.synthesis.process import Process, noise_like
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edm:
+class Edm(Process):
     """Preconditioning, loss weights and noise levels of EDM, for images in [-1, 1].
 
     `sigma_data` is the deviation of the images' pixels; ln sigma is normal with mean `P_mean` and deviation `P_std`
@@ -46,37 +46,15 @@ class Edm:
                 "other."
             )
 
-    def denoised(
-        self,
-        network: Network,
-        x: Tensor,
-        sigma: Tensor,
-        labels: Tensor | None = None,
-        augment_labels: Tensor | None = None,
-    ) -> Tensor:
-        """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise), eq. 7."""
-        c_skip, c_out, c_in, c_noise = self.preconditioning(sigma)
-        F: Tensor = network(per_image(c_in, x) * x, c_noise, labels, augment_labels).to(x.dtype)
-        return per_image(c_skip, x) * x + per_image(c_out, x) * F
-
     def preconditioning(self, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """c_skip, c_out, c_in and c_noise (table 1; derived in appendix B.6): input and target have variance 1."""
         total = sigma.square() + self.sigma_data**2
         return self.sigma_data**2 / total, sigma * self.sigma_data * total.rsqrt(), total.rsqrt(), sigma.log() / 4
 
-    def losses(
-        self,
-        network: Network,
-        images: Tensor,
-        labels: Tensor | None = None,
-        augment_labels: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """lambda(sigma) |D(y + n; sigma) - y|^2 per image (eq. 8), the mean over its pixels."""
+    def drawn(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         one_each = images.flatten(1)[:, 0]
-        sigma = (self.P_mean + self.P_std * noise_like(one_each, generator)).exp()
-        n = per_image(sigma, images) * noise_like(images, generator)
-        D = self.denoised(network, images + n, sigma, labels, augment_labels)
-        weight = (sigma.square() + self.sigma_data**2) / (sigma * self.sigma_data).square()
-        return weight * (D - images).square().flatten(1).mean(1)
+        return (self.P_mean + self.P_std * noise_like(one_each, generator)).exp()
+
+    def weight(self, sigma: Tensor) -> Tensor:
+        """1 / c_out^2: at first, errors at all levels weigh the same."""
+        return (sigma.square() + self.sigma_data**2) / (sigma * self.sigma_data).square()

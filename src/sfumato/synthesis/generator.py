@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.graphs import Graphs
+from sfumato.nn.modes import recurring_shapes
 from sfumato.objective import Batch, Objective
 from sfumato.synthesis import store
 from sfumato.synthesis.ddpm import Ddpm
@@ -27,10 +28,23 @@ from sfumato.synthesis.progress import bar
 from sfumato.synthesis.synthetic import Synthetic
 from sfumato.synthesis.unet import Shape, UNet
 
+_STEPS, _BATCH = 18, 1000  # of samples, unless others are asked for
 _SAMPLES = (
     "Samples of a generator that was trained on public rows only; for its first weights, and for a guide, answers who "
     "gave them."
 )
+
+
+class Sampling(TypedDict, total=False):
+    """The options of `Generator.sample`, but for its seed."""
+
+    labels: Tensor | None
+    steps: int
+    batch_size: int
+    guide: Guide | None
+    stochastic: Churn | None
+    progress: bool
+    cuda_graph: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,9 +87,9 @@ class Generator:
         n: int,
         *,
         labels: Tensor | None = None,
-        steps: int = 18,
+        steps: int = _STEPS,
         seed: int | None = None,
-        batch_size: int = 1000,
+        batch_size: int = _BATCH,
         guide: Guide | None = None,
         stochastic: Churn | None = None,
         progress: bool = False,
@@ -101,66 +115,48 @@ class Generator:
         padded = torch.cat([wanted, wanted.new_zeros(batches * size - n)]).reshape(batches, size)
         entropy = np.random.SeedSequence().entropy if seed is None else seed
         denoiser = _Denoiser(self, recorded=cuda_graph and self.device.type == "cuda")
-        benchmark = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
         made: list[Tensor] = []
-        try:
-            with bar("samples", n, shown=progress) as tell:
-                for k, part in enumerate(padded.to(self.device)):
-                    generator = torch.Generator(self.device).manual_seed(_seed(entropy, k))
-                    noise = torch.randn(size, *self.image, device=self.device, generator=generator)
-                    if noise.is_cuda:
-                        noise = noise.contiguous(memory_format=torch.channels_last)
-                    x = heun(
-                        denoiser,
-                        noise,
-                        part if self.classes else None,
-                        steps=steps,
-                        sigma_min=self.process.sigma_min,
-                        sigma_max=self.process.sigma_max,
-                        churn=stochastic,
-                        guide=guide,
-                        generator=generator,
-                    )
-                    made.append(pixels(x).contiguous().cpu())
-                    tell(min(n, (k + 1) * size), lambda: "")
-        finally:
-            torch.backends.cudnn.benchmark = benchmark
+        with recurring_shapes(), bar("samples", n, shown=progress) as tell:
+            for k, part in enumerate(padded.to(self.device)):
+                generator = torch.Generator(self.device).manual_seed(_seed(entropy, k))
+                noise = torch.randn(size, *self.image, device=self.device, generator=generator)
+                if noise.is_cuda:
+                    noise = noise.contiguous(memory_format=torch.channels_last)
+                x = heun(
+                    denoiser,
+                    noise,
+                    part if self.classes else None,
+                    steps=steps,
+                    sigma_min=self.process.sigma_min,
+                    sigma_max=self.process.sigma_max,
+                    churn=stochastic,
+                    guide=guide,
+                    generator=generator,
+                )
+                made.append(pixels(x).contiguous().cpu())
+                tell(min(n, (k + 1) * size), lambda: "")
         return torch.cat(made)[:n], wanted
 
     def public(
         self,
         n: int,
         *,
-        labels: Tensor | None = None,
-        steps: int = 18,
         seed: int | None = None,
-        batch_size: int = 1000,
-        guide: Guide | None = None,
-        stochastic: Churn | None = None,
-        progress: bool = False,
         objective: Objective | None = None,
         augment: Callable[[Batch], Batch] | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Synthetic:
         """Samples as public data, which say where they come from; `objective` and `augment` as for any `Public`."""
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-        images, classes = self.sample(
-            n,
-            labels=labels,
-            steps=steps,
-            seed=seed,
-            batch_size=batch_size,
-            guide=guide,
-            stochastic=stochastic,
-            progress=progress,
-        )
+        images, classes = self.sample(n, seed=seed, **sampling)
+        guide, stochastic = sampling.get("guide"), sampling.get("stochastic")
         provenance = {
             "statement": _SAMPLES,
             "rows": n,
-            "labels": "balanced" if labels is None else "given",
-            "steps": steps,
+            "labels": "balanced" if sampling.get("labels") is None else "given",
+            "steps": sampling.get("steps", _STEPS),
             "seed": seed,
-            "batch_size": batch_size,
+            "batch_size": sampling.get("batch_size", _BATCH),
             "guide": None if guide is None else repr(guide),
             "stochastic": None if stochastic is None else asdict(stochastic),
             "generator": dict(self.provenance),

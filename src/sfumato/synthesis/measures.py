@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sfumato.errors import InvalidArgument
+from sfumato.nn.modes import in_mode
 from sfumato.objective import Objective
 from sfumato.public import Public
 from sfumato.synthesis.features import Features, public_rows
@@ -214,17 +215,12 @@ def cas(
 def _accuracy(objective: Objective, public: Public) -> float:
     module, kind = objective.module, objective.autocast
     device = next(module.parameters()).device
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
-    try:
+    with in_mode(module, training=False):
         for batch in public.batches(1024):
             rows, labels = tree_map(lambda t: t.to(device), _labelled(batch, "held_out"))
             with torch.autocast(device.type, kind, enabled=kind is not None):
                 right += (module(rows).argmax(1) == labels).sum()
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
     return int(right) / len(public)
 
 

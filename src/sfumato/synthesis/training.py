@@ -11,8 +11,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import sfumato
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators
 from sfumato.gradients.graphs import Graphs
+from sfumato.nn.modes import being_trained
 from sfumato.public import Public
 from sfumato.synthesis import store
 from sfumato.synthesis.generator import Generator, described, image_of, prepared
@@ -59,6 +59,7 @@ def train_generator(
     checkpoint_every: int = 500_000,
     keep_adam: bool = False,
     seconds: float | None = None,
+    stop: Callable[[], bool] | None = None,
     progress: bool = False,
     cuda_graph: bool | None = None,
 ) -> Generator:
@@ -79,6 +80,7 @@ def train_generator(
             training goes on from it, exactly.
         keep_adam: keep Adam's state in the last checkpoint too, which without it is half the size.
         seconds: stop after about so long, with a checkpoint to go on from.
+        stop: asked after every step; True ends the training there, with a checkpoint to go on from.
         cuda_graph: on a GPU, record the step and replay it, unless False. A network whose Python code draws random
             numbers of its own needs False.
 
@@ -121,7 +123,7 @@ def train_generator(
     every = max(1, checkpoint_every // batch_size)
     start = time.perf_counter()
 
-    with own_generators(seed), _training(network):
+    with own_generators(seed), being_trained(network):
         if checkpoint is not None and checkpoint.exists():
             state.restore(checkpoint, identity)
         with bar("generator", images, shown=progress, done=state.step * batch_size) as tell:
@@ -137,10 +139,11 @@ def train_generator(
                     keep=0.5 ** (batch_size / min(ema_halflife, _EMA_RAMP * seen)),
                 )
                 tell(seen, state.last_loss)
-                late = seconds is not None and time.perf_counter() - start >= seconds
-                if checkpoint is not None and state.step < steps and (late or state.step % every == 0):
+                ends = seconds is not None and time.perf_counter() - start >= seconds
+                ends = ends or (stop is not None and stop())
+                if checkpoint is not None and state.step < steps and (ends or state.step % every == 0):
                     state.save(checkpoint, identity, adam=True)
-                if late:
+                if ends:
                     break
         finished = state.step == steps
         state.check_finite()
@@ -270,23 +273,6 @@ class _Step:
 def _share(step: int, steps: int, ramp: float) -> float:
     """Of the learning rate: a linear ramp of so many steps times half a cosine."""
     return min(1.0, (step + 1) / max(1.0, ramp)) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-@contextmanager
-def _training(network: nn.Module) -> Iterator[None]:
-    """Train mode, with cuDNN free to try its algorithms out since shapes recur; all is as before afterwards."""
-    modes = {part: part.training for part in network.modules()}
-    benchmark = torch.backends.cudnn.benchmark
-    network.train()
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-        for part, mode in modes.items():
-            part.training = mode
-        for p in network.parameters():
-            p.grad = None
 
 
 def _generators(device: torch.device) -> dict[str, Tensor]:

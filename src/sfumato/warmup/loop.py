@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.averages import Ema
@@ -22,6 +22,7 @@ from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
 from sfumato.gradients.graphs import Graphs, state_of
 from sfumato.gradients.passes import Augment, check_losses, rows_of
+from sfumato.nn.modes import being_trained
 from sfumato.objective import Batch, Loss, Objective
 from sfumato.public import Public
 from sfumato.warmup.sam import Params, Sam
@@ -81,7 +82,7 @@ def warm_up(
     step = _Step(wanted, own, sharpness, cuda_graph)
     losses = torch.empty(steps, dtype=torch.float64, device=device)
 
-    with _training(module, own), _bar(steps, shown=progress) as tell:
+    with being_trained(module), _bar(steps, shown=progress) as tell:
         for t, rows in enumerate(islice(_shuffled(public, batch_size), steps)):
             batch = tree_map(lambda v: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v, rows)
             batch = batch if augment is None else augment(batch)
@@ -182,23 +183,6 @@ class _Rates:
                 group["lr"].copy_(first * share)
             else:
                 group["lr"] = first * share
-
-
-@contextmanager
-def _training(module: nn.Module, own: Params) -> Iterator[None]:
-    """Train mode, with cuDNN free to try its algorithms out since shapes recur; all is as before afterwards."""
-    modes = {part: part.training for part in module.modules()}
-    benchmark = torch.backends.cudnn.benchmark
-    module.train()
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-        for part, mode in modes.items():
-            part.training = mode
-        for p in own.values():
-            p.grad = None
 
 
 @contextmanager

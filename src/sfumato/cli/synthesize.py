@@ -1,0 +1,133 @@
+"""`sfumato synthesize`: public data in, a data set of synthetic rows out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sfumato.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.cli.synthesize_config import SynthesisConfig
+    from sfumato.cli.synthesize_job import Job
+
+
+def synthesize(
+    config: Annotated[Path, typer.Argument(help="A TOML file; docs/synthesis.md lists its keys.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done; train nothing, write nothing.")
+    ] = False,
+    more: Annotated[
+        int | None, typer.Option(min=1, help="Add so many rows to a finished synthesis, without training.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Replace what is in the folder already.")] = False,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Train a generator on public rows as a config file says, and save what it makes. Costs no privacy."""
+    from sfumato.cli.synthesize_config import load_synthesis_config
+
+    checked = load_synthesis_config(config)  # before torch is loaded: a misspelt key is told at once
+    if more is not None and (again or dry_run):
+        raise InvalidArgument(f"--more={more} goes without --again and --dry-run: leave them out.")
+
+    from sfumato.cli.account import print_facts
+
+    facts, title = _done(checked, _device(device), dry_run, more, again, progress=not as_json and sys.stdout.isatty())
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        print_facts({name.replace("_", " "): value for name, value in _flat(facts).items()}, title)
+
+
+def _done(
+    config: SynthesisConfig, device: torch.device, dry_run: bool, more: int | None, again: bool, *, progress: bool
+) -> tuple[dict[str, Any], str]:
+    """What is to be said afterwards, and above it."""
+    from sfumato.cli.synthesize_job import add_more, execute, prepare
+
+    if more is not None:
+        return _result(config, add_more(config, more, device, progress=progress)), f"{more} rows more"
+    job = prepare(config, device, again=again)
+    if dry_run:
+        return _plan(job, again=again), f"Plan of {config.path} (nothing was trained or written)"
+    try:
+        return _result(config, execute(job, again=again, progress=progress)), f"Made as {config.path} says"
+    except KeyboardInterrupt:
+        typer.echo(f"{config.folder} keeps what was done: the same command goes on from there.", err=True)
+        raise
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument("--device=cuda is not there: torch sees no GPU, so use --device cpu.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _plan(job: Job, *, again: bool) -> dict[str, Any]:
+    config, network, images = job.config, job.network, job.network is not None
+    options = config.generator
+    return {
+        "dry_run": True,
+        "public": config.data.public,
+        "rows": len(job.rows.rows),
+        "trained_on": len(job.kept),
+        "held_out": len(job.held),
+        "row": list(job.rows.rows.shape[1:]),
+        "classes": _classes(job),
+        "generator": (options.size or "own numbers") if images else "Gaussian copula",
+        "process": options.process if images else None,
+        "parameters": None if network is None else sum(p.numel() for p in network.parameters()),
+        "images": options.images,
+        "seconds": options.seconds,
+        "batch_size": options.batch_size if images else None,
+        "guidance": None if config.guidance is None else config.guidance.weight,
+        "samples": config.sample.n,
+        "measures": list(config.measure.wanted),
+        "device": str(job.device),
+        "continues": job.folder.began.exists() and not again,
+        "would_write": [str(path) for path in job.would_write()],
+    }
+
+
+def _classes(job: Job) -> int | None:
+    labels = job.rows.labels
+    return None if labels is None or labels.is_floating_point() else len(set(labels.tolist()))
+
+
+def _result(config: SynthesisConfig, provenance: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "folder": str(config.folder),
+        "statement": provenance["statement"],
+        "rows": provenance["rows"],
+        "sha256": provenance["sha256"],
+        "trained_on": provenance["public"]["trained_on"],
+        "held_out": provenance["public"]["held_out"],
+        "images_seen": provenance["generator"].get("images_seen"),
+        "draws": len(provenance["draws"]),
+        "measures": provenance["measures"],
+        "seconds": provenance["seconds"],
+    }
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """For people: measures as lines of their own with what they were taken by, and no line for what is not there."""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        if name == "measures" and isinstance(value, dict):
+            flat |= {key: f"{found['value']:.4g} by {found['by']}" for key, found in value.items()}
+        elif isinstance(value, dict):
+            flat |= {f"{key} {name}": f"{number:.1f}" for key, number in value.items()}
+        elif isinstance(value, list):
+            flat[name] = " ".join(map(str, value)) or None
+        else:
+            flat[name] = value
+    return {name: value for name, value in flat.items() if value is not None}

@@ -1,0 +1,161 @@
+"""The folder of a synthesis: what it began with, how far it came, and that it goes on with that or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from sfumato.cli.synthesize_config import SynthesisConfig
+from sfumato.errors import InvalidArgument
+from sfumato.synthesis import store
+
+_MAY_CHANGE = {"data.public", "generator.checkpoint_every", "output.folder"}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files of a synthesis."""
+
+    path: Path
+    table: str | None = None  # the name of a table's file
+
+    @property
+    def began(self) -> Path:
+        return self.path / "synthesis.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def generator(self) -> Path:
+        return self.path / "generator"
+
+    @property
+    def discriminator(self) -> Path:
+        return self.path / "discriminator.safetensors"
+
+    @property
+    def rows(self) -> Path:
+        return self.path / (self.table or "synthetic.npz")
+
+    @property
+    def grid(self) -> Path:
+        return self.path / "grid.png"
+
+    @property
+    def provenance(self) -> Path:
+        """Written last: what is there is finished."""
+        return self.path / "provenance.json"
+
+    def clear(self) -> None:
+        """Remove what an earlier synthesis left, and nothing else; first of all the sign that it is finished."""
+        rows = (self.path / name for name in ("synthetic.npz", "synthetic.csv"))
+        for path in (self.provenance, *rows, self.grid, self.discriminator, self.checkpoint, self.began):
+            path.unlink(missing_ok=True)
+        if (self.generator / "generator.json").exists():
+            shutil.rmtree(self.generator)
+
+    def check(self, config: SynthesisConfig, *, again: bool) -> None:
+        """Raise if a synthesis cannot begin or go on here; nothing is changed."""
+        public = config.file(config.data.public).resolve()
+        if self.path.resolve() in (public, *public.parents):
+            raise InvalidArgument(
+                f"[output] folder={str(self.path)!r} holds the public rows: choose another, since files in it are "
+                "replaced."
+            )
+        if self.provenance.exists() and not again:
+            raise InvalidArgument(
+                f"[output] folder={str(self.path)!r} holds a finished synthesis: use --more N for more of it, --again "
+                "to make it anew, or choose another folder."
+            )
+        if self.began.exists():
+            if not again:
+                check_same(config, self.read())
+            return
+        for path in (self.rows, self.grid, self.discriminator, self.checkpoint, self.generator, self.provenance):
+            if path.exists():
+                raise InvalidArgument(
+                    f"[output] folder={str(self.path)!r} holds a {path.name} that is not of a synthesis: choose "
+                    "another folder."
+                )
+
+    def read(self) -> dict[str, Any]:
+        return _read(self.began)
+
+    def finished(self) -> dict[str, Any]:
+        """The provenance of a finished synthesis."""
+        if not self.provenance.exists():
+            raise InvalidArgument(
+                f"--more needs a finished synthesis in [output] folder={str(self.path)!r}: run without it first."
+            )
+        return _read(self.provenance)
+
+
+class Record:
+    """What a synthesis began with, and how many seconds its parts took, kept in a file from the first moment on."""
+
+    def __init__(self, folder: Folder, config: SynthesisConfig) -> None:
+        self._path = folder.began
+        known = folder.read() if folder.began.exists() else {}
+        self._facts = {"config": config.to_json(), "images": known.get("images"), "seconds": known.get("seconds", {})}
+        self._write()
+
+    @property
+    def images(self) -> int | None:
+        """How many images the generator is trained on, once it is known."""
+        found: int | None = self._facts["images"]
+        return found
+
+    @images.setter
+    def images(self, images: int) -> None:
+        self._facts["images"] = images
+        self._write()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in self._facts["seconds"].items()}
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Also what was interrupted counts."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self._facts["seconds"]
+            seconds[part] = seconds.get(part, 0.0) + perf_counter() - start
+            self._write()
+
+    def _write(self) -> None:
+        store.put(self._path, (json.dumps(self._facts, indent=2) + "\n").encode())
+
+
+def check_same(config: SynthesisConfig, record: dict[str, Any]) -> None:
+    """A synthesis goes on with the config it began with."""
+    before = record.get("config") or {}
+    for section, values in json.loads(json.dumps(config.to_json())).items():
+        old_values = before.get(section, values)
+        began = "when the synthesis in [output] folder began: put it back, choose another folder, or use --again"
+        if (old_values is None) != (values is None):
+            raise InvalidArgument(f"[{section}] was {'not ' if old_values is None else ''}there {began}.")
+        for key, value in (values or {}).items():
+            old = (old_values or {}).get(key, value)
+            if old != value and f"{section}.{key}" not in _MAY_CHANGE:
+                raise InvalidArgument(f"[{section}] {key}={value!r} was {old!r} {began}.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"{str(path)!r} cannot be read ({type(error).__name__}): use --again, or choose another folder."
+        ) from None
+    return found
