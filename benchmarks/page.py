@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, gpu
+from benchmarks import engine, gpu, selection
 from benchmarks.gpu import Row, times
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +73,10 @@ def page() -> str:
             "| library | test accuracy (mean ± standard error) | seconds per run | seeds |",
             "| --- | --- | --- | --- |",
             *libraries,
+            "",
+            "## Choosing public rows to label, and private PCA",
+            "",
+            selection.markdown(_stored("selection")),
             "",
         ]
     )

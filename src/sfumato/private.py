@@ -8,7 +8,7 @@ the units. (4) `privatize` adds noise in proportion to the unit, once. Everythin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,7 +98,9 @@ class Private:
         device_noise: bool = False,
         performance: Performance | None = None,
     ) -> None:
-        adjacency = _adjacency(adjacency)
+        if adjacency not in tuple(Adjacency):
+            raise InvalidArgument(f"adjacency={adjacency!r} must be 'add-remove' or 'replace-one'.")
+        adjacency = Adjacency(adjacency)
         if unit not in ("example", "user"):
             raise InvalidArgument(f"unit={unit!r} must be 'example' or 'user'.")
         if reduction not in ("mean", "sum"):
@@ -140,7 +142,7 @@ class Private:
         self._plan: Plan | None = None
         self._reserved: dict[str, Plan] = {}
         self._shown: Batch | None = None
-        self._some = _spread(present, _SHOWN)
+        self._some = np.unique(np.linspace(0, max(present - 1, 0), min(present, _SHOWN)).astype(np.int64))
 
     # -------------------------------------------------------------------------------------------- samplers
 
@@ -182,7 +184,7 @@ class Private:
         self._reserved[mechanism.question] = plan = self.account.charge(mechanism, note=note)
         return plan
 
-    def resume(self, resume_key: str, *, seen: int | None = None) -> Plan:
+    def resume(self, resume_key: str, *, seen: int | Mapping[str, int] | None = None) -> Plan:
         """Take up a plan that was interrupted; answers that may have left the door stay counted."""
         self._plan = self.account.resume(resume_key, seen=seen)
         self._reserved = {}
@@ -221,6 +223,12 @@ class Private:
             exact, form = question.exact(sample), question.symmetric
             noisy = privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=form)
         return question.release(noisy, mechanism.sampler.expected)
+
+    def close(self) -> None:
+        """End what is planned and reserved here; what was not asked is given back."""
+        for plan in (*self._reserved.values(), *([] if self._plan is None else [self._plan])):
+            plan.close()
+        self._plan, self._reserved = None, {}
 
     def statement(self) -> Statement:
         """What was promised to the people in this dataset, and what it rests on."""
@@ -412,11 +420,6 @@ class _Sample:
         return tree_map(lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t, batch)
 
 
-def _spread(present: int, count: int) -> Indices:
-    """At most `count` numbers, evenly over range(present)."""
-    return np.unique(np.linspace(0, max(present - 1, 0), min(present, count)).astype(np.int64))
-
-
 def _fits(question: type[Question | Sealed], noise: Noise) -> bool:
     """Counts take discrete noise, everything else Gaussian."""
     discrete = issubclass(question, Question) and question.discrete
@@ -429,13 +432,6 @@ def _check_delta(budget: Budget, size: int) -> None:
             f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing someone's "
             "row outright."
         )
-
-
-def _adjacency(value: Adjacency | str) -> Adjacency:
-    try:
-        return Adjacency(value)
-    except ValueError:
-        raise InvalidArgument(f"adjacency={value!r} must be 'add-remove' or 'replace-one'.") from None
 
 
 def _group(users: np.ndarray[Any, Any], rows: int, cap: int) -> list[Indices]:

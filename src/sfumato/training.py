@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import calibration
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.ledger_plan import Plan
+from sfumato.privacy.mechanisms import Mechanism
 from sfumato.privacy.statement import Asked
 from sfumato.private import Planned, Private
 from sfumato.public import Public
@@ -39,6 +40,7 @@ from sfumato.run import Run
 from sfumato.standing import Patience, Standing
 
 Metric = Callable[[nn.Module, Any], Tensor]
+_GRADIENTS = GradientMean.kind()  # what the training asks; its plan may hold other questions for later
 
 
 def accuracy(module: nn.Module, batch: Any) -> Tensor:
@@ -61,6 +63,7 @@ def train(
     batch_size: int | None = None,
     noise: float | None = None,
     reserve: int = 0,
+    afterwards: Sequence[Planned] = (),
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     evaluate_every: int | None = None,
@@ -81,6 +84,10 @@ def train(
         batch_size: the expected batch of Poisson sampling; or give a `sampler`.
         reserve: steps that are reserved beyond `steps`, to do again what a crash loses. Without a reserve a crash
             shortens the training. Either way the Run says how many steps were lost.
+        afterwards: what will be asked of `private` when the training is over, such as `NearPrivate().lines(...)`. It is
+            reserved in the same plan, which is composed as a whole: the noise of the training leaves room for it, and
+            the plan stays open for `private.ask`, until `private.close()` gives back what was not asked. A program that
+            died in between finds it again by training once more with the same checkpoint, which asks nothing.
         optimizer: makes a torch optimiser of the parameters; SGD with learning rate 0.5 by default.
         metrics: functions (module, batch) -> one value per example, measured on `public` and `test`; accuracy by
             default for classifiers.
@@ -115,6 +122,9 @@ def train(
         raise InvalidArgument(f"keep_last={keep_last} must be a whole number of steps, or 0 for none.")
     if alignment and public is None:
         raise InvalidArgument("alignment compares private with public gradients: give public=Public(...).")
+    later = [private._mechanism(Planned(*line)) for line in afterwards]
+    if any(m.question == _GRADIENTS for m in later):
+        raise InvalidArgument(f"afterwards has a line of {_GRADIENTS}, which the training itself asks: leave it out.")
     way = algorithm(method)
     trained = [p for p in model.parameters() if p.requires_grad]
     updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
@@ -135,6 +145,7 @@ def train(
         if path is not None:
             saved = load_checkpoint(path)
             _check_continues(path, saved, known, sampler, noise)
+            _check_afterwards(path, private, known, later)
             check_checkpoint(path, now.state)
         else:
             saved = None
@@ -147,13 +158,13 @@ def train(
         if known is None:
             _measure(objective, public, test, measures)  # what fails here would fail later, after answers were paid for
             times = way.answers(steps) + reserve
-            noise = _calibrated(private, sampler, times, budget) if noise is None else noise
-            plan = private.plan(Planned(GradientMean, noise, sampler, times), resume_key=key)
+            noise = _calibrated(private, sampler, times, budget, later) if noise is None else noise
+            plan = private.plan(Planned(GradientMean, noise, sampler, times), *afterwards, resume_key=key)
         elif known.open and key is not None:
-            plan = private.resume(key, seen=now.answers)
-        counted = plan.taken if plan is not None else known.answers if known is not None else 0
+            plan = private.resume(key, seen={_GRADIENTS: now.answers})
+        counted = plan.taken_of(_GRADIENTS) if plan is not None else known.answers if known is not None else 0
         lost = counted - now.answers
-        target = now.step if plan is None else _affordable(way, now.step, steps, plan.remaining())
+        target = now.step if plan is None else _affordable(way, now.step, steps, plan.remaining(_GRADIENTS))
         if keep_last:
             folder = None if path is None else path.with_name(f"{path.name}.iterates")
             now.iterates = Iterates(last=keep_last, total=max(1, target), folder=folder)
@@ -187,7 +198,8 @@ def train(
             disable=not progress,
         )
         if plan is not None:
-            with Patience() as patience, bar, plan:
+            more = any(plan.remaining(mechanism.question) for mechanism in later)
+            with Patience() as patience, bar, plan.kept_open() if more else plan:
                 task = bar.add_task(name, total=target, completed=now.step, facts="")
                 try:
                     while now.step < target:
@@ -195,21 +207,21 @@ def train(
                         if now.alignments is not None:
                             ask = now.alignments.watched(ask, now.step + 1)
                         update, state = way.step(now.state, objective.parameters(), public, ask)
-                        now.advance(update, state, answers=plan.taken - lost)
+                        now.advance(update, state, answers=plan.taken_of(_GRADIENTS) - lost)
                         if patience.ended:
                             raise KeyboardInterrupt
                         if now.step % evaluate_every == 0 or now.step == target:
-                            evaluate(plan.epsilon_after(plan.taken))
+                            evaluate(_spent(plan))
                         if progress:
                             rate = (now.step - begun) / (time.perf_counter() - start)
-                            facts = _facts(now.history, plan.epsilon_after(plan.taken), rate)
+                            facts = _facts(now.history, _spent(plan), rate)
                             bar.update(task, completed=now.step, facts=facts)
                         first = now.step == begun + 1  # else a kill in the first seconds would lose everything
                         if first or time.perf_counter() - last_saved >= checkpoint_every:
                             keep()
                             last_saved = time.perf_counter()
                     if not now.history or now.history[-1]["step"] != target:
-                        evaluate(plan.epsilon_after(plan.taken))  # a resumed training that had nothing left to do
+                        evaluate(_spent(plan))  # a resumed training that had nothing left to do
                     keep()
                 except LedgerError:
                     raise  # another process may have taken the plan over: then the checkpoint is that one's to write
@@ -317,10 +329,32 @@ def _affordable(way: Algorithm, begun: int, steps: int, left: int) -> int:
     return steps
 
 
-def _calibrated(private: Private, sampler: Sampler, times: int, budget: Budget | None) -> float:
+def _spent(plan: Plan) -> float:
+    """About what the training alone has cost so far, without what is asked afterwards."""
+    return plan.epsilon_after(plan.taken_of(_GRADIENTS))
+
+
+def _check_afterwards(path: Path, private: Private, known: Asked | None, later: Sequence[Mechanism]) -> None:
+    """Refuse to continue an open plan with other lines: those it was made with would be given back unasked."""
+    if known is None or not known.open:
+        return
+    planned = [line.mechanism for line in private.statement().asked if line.plan == known.plan][1:]
+    if planned != list(later):
+        lines = ", ".join(f"{m.question} with {m.noise}" for m in planned) or "nothing"
+        raise InvalidArgument(f"checkpoint={str(path)!r} was planned with afterwards={lines}: keep that.")
+
+
+def _calibrated(
+    private: Private, sampler: Sampler, times: int, budget: Budget | None, later: Sequence[Mechanism]
+) -> float:
     budget = budget or private.account.budget
     return calibration.noise_multiplier(
-        epsilon=budget.epsilon, delta=budget.delta, sampler=sampler, steps=times, adjacency=private.adjacency
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        sampler=sampler,
+        steps=times,
+        adjacency=private.adjacency,
+        extra=later,
     )
 
 

@@ -8,9 +8,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -98,6 +99,10 @@ class Plan:
         """Answers that are used up: handed out here, or counted before a resume."""
         return sum(slab.taken for slab in self._slabs.values())
 
+    def taken_of(self, question: str) -> int:
+        """Answers to one question that are used up."""
+        return self._slab(question).taken
+
     def remaining(self, question: str | None = None) -> int:
         """Answers that can still be taken, of one question or of all."""
         slabs = self._slabs.values() if question is None else [self._slab(question)]
@@ -138,6 +143,25 @@ class Plan:
         self._slab_seconds = min(max(SLAB_SECONDS[0], SLAB_COST * (end - start)), SLAB_SECONDS[1])
         slab.mark, slab.size, slab.since = mark, size, end
 
+    @contextmanager
+    def kept_open(self) -> Iterator[Self]:
+        """As a context: after success the plan goes on, with its exact count written; after an error it pauses."""
+        try:
+            yield self
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        self.settle()
+
+    def settle(self) -> None:
+        """Writes the exact count, and goes on: a crash afterwards loses nothing that was not yet taken."""
+        with self._lock:
+            self._check_alive()
+            # Under the lock no answer slips in between; the next one has to raise the mark again first.
+            for slab in self._slabs.values():
+                slab.mark = slab.taken
+            self._account._count(self, {q: slab.taken for q, slab in self._slabs.items()}, close=False)
+
     def pause(self) -> None:
         """Writes the exact count and lets go; the plan stays open for `Account.resume`."""
         self._end(close=False)
@@ -161,18 +185,22 @@ class Plan:
     def epsilon_after(self, answers: int) -> float:
         """About what the first `answers` answers cost, in declared order, as one composition. For progress bars only.
 
-        Computed at the plan's length and its halves, quarters, ..., interpolated in between; so a whole training costs
-        about ten accountings, whoever asks how often.
+        Computed, for each run of answers to one question, at its length and its halves, quarters, ..., interpolated in
+        between; so a whole training costs about ten accountings, whoever asks how often.
         """
-        total = sum(m.times for m in self.mechanisms)
-        answers = min(max(answers, 0), total)
-        if answers == 0:
+        answers = min(answers, sum(m.times for m in self.mechanisms))
+        if answers <= 0:
             return 0.0
-        high = total
+        start = 0
+        for _, run in groupby(self.mechanisms, key=lambda m: m.question):
+            high = sum(m.times for m in run)
+            if answers <= high:
+                break
+            start, answers = start + high, answers - high
         while high > 1 and high // 2 >= answers:
             high //= 2
         low = high // 2
-        a, b = self._epsilon_at(low), self._epsilon_at(high)
+        a, b = self._epsilon_at(start + low), self._epsilon_at(start + high)
         return a + (b - a) * (math.sqrt(answers) - math.sqrt(low)) / (math.sqrt(high) - math.sqrt(low))
 
     def _epsilon_at(self, answers: int) -> float:
@@ -190,7 +218,8 @@ class Plan:
                 account = self._account
                 delta, adjacency = account.budget.delta, account.adjacency
                 cost = accounting.epsilon(prefix, delta=delta, adjacency=adjacency, tolerance=0.02)
-                self._grid[answers] = cost.epsilon
+                # Coarse grids overstate; but no part costs more than the whole.
+                self._grid[answers] = min(cost.epsilon, math.inf if self._epsilon is None else self._epsilon)
         return self._grid[answers]
 
     def _slab(self, question: str) -> _Slab:
