@@ -16,6 +16,8 @@ import sfumato
 from sfumato.cli.account import account
 from sfumato.cli.demo import demo
 from sfumato.cli.reproduce import reproduce
+from sfumato.cli.select import select
+from sfumato.cli.synthesize import synthesize
 from sfumato.cli.train import train
 from sfumato.errors import SfumatoError
 
@@ -29,6 +31,8 @@ app = typer.Typer(
 app.command()(account)
 app.command()(demo)
 app.command()(reproduce)
+app.command()(select)
+app.command()(synthesize)
 app.command()(train)
 
 BAD_INPUT, UNEXPECTED, INTERRUPTED = 2, 1, 130

@@ -49,9 +49,7 @@ def reproduce(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes of a convex experiment; by default one per core.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Where to draw a figure of a convex experiment as SVG, if it is one.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw the experiment as SVG, if it is a figure.")] = None,
 ) -> None:
     """List the papers' tables, run one again, or show what was measured beside the paper's numbers."""
     from sfumato.experiments.convex.spec import convex_names, find_convex
@@ -78,16 +76,20 @@ def reproduce(
         _run_convex(convex, names, chosen, out or _OUT, workers, again=again, as_json=as_json)
         _show_convex(convex, names, out or _OUT, plot, as_json)
         return
-    if workers is not None or plot is not None:
-        raise InvalidArgument(f"--workers and --plot are for convex experiments, and {name} is none: leave them away.")
+    if workers is not None:
+        raise InvalidArgument(f"--workers is for convex experiments, and {name} is none: leave it away.")
     spec = find_spec(name)
+    if plot is not None and spec.figure is None:
+        raise InvalidArgument(f"name={name!r} is a table and no figure: leave --plot away.")
     if show:
-        _show(spec, out, scale or "paper", as_json)
+        _show(spec, out, plot, scale or "paper", as_json)
         return
     if scale is None:
         raise InvalidArgument("--scale is missing: smoke (CPU, minutes) or paper (GPU), or --show to run nothing.")
     chosen = range(first_seed, first_seed + (seeds or 1))
     _run(spec, scale, (row or [], column or []), chosen, out or _OUT, device, again=again, as_json=as_json)
+    if plot is not None:
+        _draw(spec, plot, scale, out or _OUT)
 
 
 def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
@@ -105,11 +107,20 @@ def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
     _print(f"Experiments, and what was measured at {scale} scale", ("name", "cells", "what"), rows)
 
 
-def _show(spec: Spec, out: Path | None, scale: ScaleName, as_json: bool) -> None:
+def _draw(spec: Spec, path: Path, scale: ScaleName, out: Path) -> None:
+    from sfumato.experiments.table import drawn
+
+    if not drawn(spec, path, scale, out):
+        raise InvalidArgument(f"name={spec.name!r} has nothing measured at {scale} scale to draw: run it first.")
+
+
+def _show(spec: Spec, out: Path | None, plot: Path | None, scale: ScaleName, as_json: bool) -> None:
     from sfumato.experiments.records import COMMITTED
     from sfumato.experiments.table import entries
 
     found = entries(spec, scale, out or COMMITTED)
+    if plot is not None:
+        _draw(spec, plot, scale, out or COMMITTED)
     if as_json:
         typer.echo(json.dumps([entry.to_json() for entry in found]))
     else:

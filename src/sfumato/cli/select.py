@@ -1,0 +1,133 @@
+"""`sfumato select`: which public images to label, a sheet to label them on, and fine-tuning on the labels."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sfumato.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from sfumato.cli.select_job import Job
+
+
+def select(
+    config: Annotated[Path, typer.Argument(help="A TOML file; docs/labelling.md lists its keys.")],
+    labels: Annotated[
+        Path | None, typer.Option(help="labels.csv as the sheet saved it: fine-tune the model on them.")
+    ] = None,
+    oracle: Annotated[
+        Path | None,
+        typer.Option(help="For experiments: a file with the labels of the whole pool, in place of a person."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Replace the fine-tuned model of an earlier time.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan; read no private value, touch no ledger, write nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Choose public images to be labelled by hand, and train a released model further on the labels."""
+    from sfumato.cli.select_config import load_select_config
+
+    if labels is not None and oracle is not None:
+        raise InvalidArgument("--labels and --oracle both give the labels: leave one of them out.")
+    checked = load_select_config(config)  # before torch is loaded: a misspelt key is told at once
+
+    from sfumato.cli.account import print_facts
+    from sfumato.cli.select_job import prepare
+
+    job = prepare(checked)
+    progress = not as_json and sys.stdout.isatty()
+    if labels is None and oracle is None:
+        if again:
+            raise InvalidArgument("--again is for fine-tuning: give --labels too, or choose another [select] out.")
+        facts, title = _chosen(job, config, dry_run)
+    else:
+        facts, title = _finetuned(job, labels, oracle, again=again, dry_run=dry_run, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        shown = {name.replace("_", " "): _plain(value) for name, value in facts.items() if value is not None}
+        print_facts(shown, title)
+
+
+def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
+    from sfumato.cli.select_job import FREE, choose, read_record
+    from sfumato.selection.sheet import RECORD, SHEET
+
+    config, asked = job.config, job.asked
+    facts: dict[str, Any] = {
+        "strategy": config.select.strategy,
+        "options": config.options or None,
+        "images": config.select.n,
+        "of": len(job.pool.rows),
+        "classes": list(job.classes),
+        "sheet": str(config.out / SHEET),
+    }
+    if dry_run:
+        exists = (config.out / RECORD).exists()
+        if exists:
+            read_record(job)  # or it says what has changed
+        noise = None if asked is None else {"pca": asked.pca, "support": asked.support}
+        facts |= {
+            "dry_run": True,
+            "chosen_already": exists,
+            "epsilon_spent": 0.0 if asked is None else asked.cost.epsilon,
+            "noise_multipliers": noise,
+            "privacy": FREE if asked is None else f"Two questions to the dataset {config.private.name!r}.",  # type: ignore[union-attr]
+        }
+        return facts, f"Plan of {path} (no private value was read, nothing was written)"
+    record, new = choose(job)
+    privacy = record["privacy"]
+    facts |= {"new": new, "epsilon_spent": privacy["epsilon"], "epsilon_in_all": privacy["statement"].get("epsilon")}
+    facts |= {"privacy": privacy["text"]}
+    facts |= {"next": f"open the sheet, label, and run sfumato select {path} --labels labels.csv"}
+    return facts, f"Chosen as {path} says" if new else f"Chosen before, as {path} says: nothing was asked again"
+
+
+def _finetuned(
+    job: Job, labels: Path | None, oracle: Path | None, *, again: bool, dry_run: bool, progress: bool
+) -> tuple[dict[str, Any], str]:
+    from sfumato.cli.select_finetune import finetune
+    from sfumato.cli.select_job import read_record
+    from sfumato.cli.select_pool import read_oracle
+    from sfumato.selection.labels import oracle_labels, read_labels
+
+    record = read_record(job)
+    chosen = record["indices"]
+    if labels is not None:
+        labelled, source = read_labels(labels, chosen=chosen, classes=job.classes), "by hand"
+    else:
+        assert oracle is not None
+        known = read_oracle(oracle)
+        if len(known) != len(job.pool.rows):
+            raise InvalidArgument(
+                f"--oracle={str(oracle)!r} has {len(known)} labels for {len(job.pool.rows)} images: give as many."
+            )
+        labelled, source = oracle_labels(known, chosen=chosen, classes=len(job.classes)), "by an oracle"
+    facts: dict[str, Any] = {
+        "labels": len(labelled.indices),
+        "missing": len(labelled.missing),
+        "per_class": dict(zip(job.classes, labelled.labels.bincount(minlength=len(job.classes)).tolist(), strict=True)),
+        "source": source,
+        "out": str(job.config.model_out),
+        "epsilon_spent": 0.0,
+        "epsilon_in_all": record["privacy"]["statement"].get("epsilon"),
+    }
+    if dry_run:
+        return {"dry_run": True, **facts}, "Labels that were read; nothing was written"
+    run, _ = finetune(job, labelled, source=source, again=again, progress=progress)
+    facts |= {name: value for name, value in run.metrics.items() if name != "step"}
+    facts["privacy"] = "Trained on public images and labels alone, which costs no privacy."
+    return facts, f"Trained on {facts['labels']} labels ({facts['missing']} of the chosen images have none)"
+
+
+def _plain(value: Any) -> Any:
+    """For people: lists and tables in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else value

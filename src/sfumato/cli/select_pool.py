@@ -1,0 +1,129 @@
+"""Images for `sfumato select`: public ones from an NPZ file or a folder, and how they are shown to a person."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sfumato.errors import InvalidArgument
+
+Array = npt.NDArray[Any]
+_ARRAYS, _LABELS = ("x_pool", "x_public", "x", "images"), ("y_pool", "y_public", "y", "labels")
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pool:
+    """One row per image, as stored, and the names of the files if there are any."""
+
+    rows: Array
+    names: tuple[str, ...] | None = None
+
+    def sha256(self) -> str:
+        """Of every pixel in this order."""
+        digest = hashlib.sha256(f"{self.rows.dtype} {self.rows.shape}".encode())
+        digest.update(np.ascontiguousarray(self.rows).tobytes())
+        return digest.hexdigest()
+
+
+def read_pool(path: Path, channels: int | None) -> Pool:
+    """An NPZ file, or a folder of image files in the order of their names; `channels`, 1 or 3, are the model's."""
+    if path.is_dir():
+        return _folder(path, channels)
+    if not path.exists():
+        raise InvalidArgument(f"[pool] images={str(path)!r} does not exist: check the path.")
+    rows = _array(path, "[pool] images", _ARRAYS)
+    if rows.dtype.kind not in "biuf" or rows.ndim < 2 or not len(rows):
+        raise InvalidArgument(f"[pool] images={str(path)!r} must hold one row of numbers per image, not {rows.dtype}.")
+    if not bool(np.isfinite(rows).all()):
+        raise InvalidArgument(f"[pool] images={str(path)!r} has NaN or infinite values: leave those images out.")
+    return Pool(rows=rows)
+
+
+def read_oracle(path: Path) -> Array:
+    """The labels of the whole pool, for experiments: an NPY file, or an NPZ file with them beside the images."""
+    if not path.is_file():
+        raise InvalidArgument(f"--oracle={str(path)!r} does not exist: give a file with the labels of the whole pool.")
+    if path.suffix == ".npy":
+        try:
+            labels: Array = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError):
+            raise InvalidArgument(f"--oracle={str(path)!r} is not an NPY file: write it with numpy.save.") from None
+    else:
+        labels = _array(path, "--oracle", _LABELS)
+    whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all()))
+    return labels.astype(np.int64) if whole else labels
+
+
+def pictures(pool: Pool, indices: Array, shape: tuple[int, ...] | None, between: tuple[float, float] | None) -> Tensor:
+    """The rows of these numbers as (n, channels, height, width) that can be shown: uint8, or floats in 0..1.
+
+    `shape` is what the model calls one row, for files that do not say. `between` is black and white; without it bytes
+    are as they are, and other numbers in 0..1, or else stretched to it.
+    """
+    rows, found = pool.rows[indices], pool.rows.shape[1:]
+    if len(found) == 3 and found[0] not in (1, 3) and found[2] in (1, 3):
+        rows = rows.transpose(0, 3, 1, 2)
+    elif len(found) == 2:
+        rows = rows[:, None]
+    elif len(found) != 3:
+        if shape is None or len(shape) != 3:
+            raise InvalidArgument(
+                f"[pool] images has rows of {list(found)}: give [model] shape = [channels, height, width] to show them."
+            )
+        rows = rows.reshape(len(rows), *shape)
+    if between is None and rows.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(rows))
+    low, high = between or (float(pool.rows.min()), float(pool.rows.max()))
+    if between is None and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    values = (rows.astype(np.float64) - low) / max(high - low, 1e-300)
+    return torch.from_numpy(np.ascontiguousarray(values.clip(0.0, 1.0)))
+
+
+def _array(path: Path, what: str, names: tuple[str, ...]) -> Array:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            known = {name.lower(): name for name in arrays.files}
+            wanted = next((known[name] for name in names if name in known), None)
+            if wanted is None:
+                raise InvalidArgument(f"{what}={str(path)!r} must hold the array {' or '.join(names)}: rename it.")
+            found: Array = arrays[wanted]
+            return found
+    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"{what}={str(path)!r} is not an NPZ file: write it with numpy.savez.") from None
+
+
+def _folder(path: Path, channels: int | None) -> Pool:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise InvalidArgument("[pool] images is a folder, which needs Pillow: pip install pillow.") from None
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file())
+    if not files:
+        raise InvalidArgument(f"[pool] images={str(path)!r} holds no {', '.join(_ENDINGS)} files: check the path.")
+    found: list[Array] = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                grey = channels == 1 or (channels is None and not found and image.mode in ("L", "1"))
+                channels = channels or (1 if grey else 3)
+                values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
+            raise InvalidArgument(f"[pool] images: {str(file)!r} cannot be read as an image: remove it.") from None
+        row = values[None] if channels == 1 else values.transpose(2, 0, 1)
+        if found and row.shape != found[0].shape:
+            size = " x ".join(map(str, found[0].shape[1:]))
+            raise InvalidArgument(f"[pool] images: {str(file)!r} is not {size} like the others: bring all to one size.")
+        found.append(row)
+    return Pool(rows=np.stack(found), names=tuple(str(p.relative_to(path)) for p in files))
