@@ -208,7 +208,7 @@ def test_the_declared_size_goes_with_the_adjacency_that_hides_it() -> None:
         ("epsilon = 2\n", "epsilon = -2\n", "epsilon=-2.0 must be positive"),
         ('score = "Test accuracy"', "", "score"),
         ("repeats = 3", "repeats = 0", "repeats=0"),
-        ('y = "accuracy"', "", "needs x and y"),
+        ('y = "accuracy"', "", "lacks the key 'y'"),
         ('others = ["OutPert"', 'others = ["OutPerd"', "did you mean 'OutPert'"),
         ('ours = ["PPSGD"]', 'mine = ["PPSGD"]', "[compare] has no key 'mine'"),
         ("[figure]", "[figure", "not valid TOML"),

@@ -348,7 +348,7 @@ def test_pages_change_between_their_markers_only(tmp_path: Path, capsys: pytest.
     assert page.main([str(tmp_path), "--check"]) == 1
     assert not list(tmp_path.iterdir())
     assert page.main([str(tmp_path)]) == 0
-    assert sorted(p.name for p in tmp_path.glob("*.md")) == ["000.md", "001.md", "002.md", "003.md"]
+    assert sorted(p.name for p in tmp_path.glob("*.md")) == ["000.md", "001.md", "002.md", "003.md", "004.md"]
     text = (tmp_path / "003.md").read_text()
     assert "| PDA-DPMD | 67.03 |" in text
     assert "003-table1" in text

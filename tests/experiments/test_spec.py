@@ -24,7 +24,7 @@ def numbers(name: str, column: str) -> list[float | None]:
 
 
 def test_all_specs_are_there_in_the_papers_order() -> None:
-    assert spec_names()[:13] == [
+    assert spec_names()[:17] == [
         "000-table1",
         "000-table2",
         "000-table3",
@@ -38,8 +38,12 @@ def test_all_specs_are_there_in_the_papers_order() -> None:
         "002-table9",
         "002-table15",
         "003-table1",
+        "004-figure1",
+        "004-figure3",
+        "004-figure4a",
+        "004-figure5",
     ]
-    assert spec_names()[13:] == ["backbone-head", "cifar10-public", "imperfect-public"]
+    assert spec_names()[17:] == ["backbone-head", "cifar10-public", "imperfect-public"]
 
 
 def test_the_papers_numbers() -> None:
@@ -80,7 +84,7 @@ def test_which_cells_have_generated_images() -> None:
 def test_nothing_is_chosen_on_images_that_were_trained_on() -> None:
     for cell in CELLS:
         settings = cell.settings["paper"]
-        assert settings.data.hold_out or cell.report != "chosen"
+        assert settings.data.hold_out or cell.report != "chosen"  # the rows of paper 004 have no labels to choose by
         assert settings.data.hold_out == 0 or settings.synthesis is None  # the generator has all 2,000 images
 
 
@@ -103,7 +107,13 @@ CELLS = [cell for name in spec_names() for cell in find_spec(name).cells]
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_can_be_built(scale: Scale) -> None:
-    shapes = {"cifar10": (3, 32, 32), "digits": (1, 8, 8), "digits-rows": (64,), "cifar10-features": (1280,)}
+    shapes = {
+        "mnist": (1, 28, 28),
+        "cifar10": (3, 32, 32),
+        "digits": (1, 8, 8),
+        "digits-rows": (64,),
+        "cifar10-features": (1280,),
+    }
     models = {}
     for cell in CELLS:
         settings = cell.settings[scale]
@@ -117,9 +127,10 @@ def test_every_cell_can_be_built(scale: Scale) -> None:
             assert data.name in ("digits", "digits-rows")  # which need no download
             assert training.steps * training.batch_size * training.views <= 24 * 400 * 2
         else:
-            assert (data.private, training.delta) == (48_000, 1e-5)
-            assert data.public == 2_000 or "public images" in cell.row
-            assert data.name in ("cifar10", "cifar10-features")
+            assert training.delta == 1e-5
+            assert (data.private, data.public) == (30_000, 30_000) or data.private == 48_000
+            assert data.public in (2_000, 30_000) or "public images" in cell.row
+            assert data.name in ("mnist", "cifar10", "cifar10-features")
     for (model, _), shape in models.items():
         assert make_model(model, shape, seed=0)(torch.zeros(2, *shape)).shape == (2, 10)
 

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from sfumato.algorithms.ada_dps import AdaDPS
@@ -20,9 +21,10 @@ from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.augment import CIFAR10, TRIVIAL, Augmentation, AutoAugment, Chain, CutMix
 from sfumato.experiments.settings import WITHOUT_STATE, Crops, Model, Settings, Training
 from sfumato.generators import own_generators
-from sfumato.models.basic import linear, mlp
+from sfumato.models.basic import cnn, linear, mlp
 from sfumato.models.convnets import cifar_convnet, convnet3
 from sfumato.models.wide_resnet import wide_resnet
+from sfumato.nn import Pixels
 
 CLASSES = 10  # of all data sets here
 
@@ -37,6 +39,10 @@ def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
             return cifar_convnet(CLASSES)
         if model.name == "convnet3":
             return convnet3(CLASSES)
+        if model.name == "cnn":
+            network = nn.Sequential(Pixels(), cnn(shape[0], CLASSES))
+            network(torch.zeros(1, *shape))  # a layer takes its size from the first image
+            return network
         if model.name == "linear":
             return linear(math.prod(shape), CLASSES)
         return mlp(math.prod(shape), CLASSES, model.hidden or (64,))

@@ -27,6 +27,7 @@ class Rows:
     public: Batch
     hold_out: Batch | None
     test: Batch
+    pollution: int = 0  # so many of the public rows, the last ones
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,13 +57,32 @@ def load_rows(data: Data, device: torch.device) -> Rows:
         out, kept_in = split_public(y, data.hold_out, data.split)
     else:
         out, kept_in = torch.arange(0), torch.arange(len(y))
+    public_rows = _take((x, y), kept_in)
+    if data.pollution:
+        public_rows = joined(public_rows, _polluting(data, public_rows[0]))
     test = _take(images.test, torch.arange(min(data.test or len(images.test[1]), len(images.test[1]))))
     return Rows(
         private=_to(private_rows, device),
-        public=_to(_take((x, y), kept_in), device),
+        public=_to(public_rows, device),
         hold_out=_to(_take((x, y), out), device) if len(out) else None,
         test=_to(test, device),
+        pollution=data.pollution,
     )
+
+
+def _polluting(data: Data, images: Tensor) -> Batch:
+    """Grey images of CIFAR-10, cut to size; noise among the digits. Their labels are those of their own classes."""
+    if data.name == "mnist":
+        others, labels = cifar10().train
+        _, _, height, width = images.shape
+        top, left = (others.shape[2] - height) // 2, (others.shape[3] - width) // 2
+        cut = others[: data.pollution, :, top : top + height, left : left + width].float()
+        grey = cut.mean(1, keepdim=True).round()  # uint8, as the digits are
+    else:
+        draws = torch.Generator().manual_seed(data.split)
+        grey = torch.rand(data.pollution, *images.shape[1:], generator=draws)
+        labels = torch.randint(10, (data.pollution,), generator=draws)
+    return grey.to(images.dtype), labels[: data.pollution]
 
 
 def _digits() -> Images:
@@ -88,6 +108,10 @@ _SOURCES = {"cifar10": cifar10, "mnist": mnist, "digits": _digits, "digits-rows"
 
 def _take(rows: Batch, which: Tensor) -> Batch:
     return rows[0][which], rows[1][which]
+
+
+def joined(rows: Batch, more: Batch) -> Batch:
+    return torch.cat([rows[0], more[0]]), torch.cat([rows[1], more[1]])
 
 
 def _to(rows: Batch, device: torch.device) -> Batch:

@@ -21,7 +21,7 @@ from sfumato.experiments.convex.spec import convex_names, find_convex
 from sfumato.experiments.convex.table import markdown as convex_markdown
 from sfumato.experiments.records import COMMITTED
 from sfumato.experiments.spec import Spec, find_spec, in_order, spec_names
-from sfumato.experiments.table import markdown
+from sfumato.experiments.table import drawn, entries, markdown
 
 _BLOCK = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
@@ -30,9 +30,13 @@ def block(spec: Spec, runs: Path = COMMITTED) -> str:
     """What stands between the markers of one table."""
     note = f"{' '.join(spec.note.split())}\n\n" if spec.note else ""
     how = f"`sfumato reproduce {spec.name} --scale paper` makes it, `sfumato reproduce {spec.name} --show` prints it."
+    found = entries(spec, "paper", runs)
+    plot = spec.figure is not None and any(e.ours is not None for e in found)
+    picture = f"![{spec.title}]({spec.name}.svg)\n\n" if plot else ""
     return (
         f"{spec.where}. Test accuracy in percent; ours is the mean over seeds, ± its standard error, and in "
-        f"parentheses how many. {how}\n\n{markdown(spec, folder=runs)}\n\n{note}"
+        f"parentheses how many. {how}\n\n{picture}"
+        f"{markdown(spec, folder=runs)}\n\n{note}"
     ).rstrip() + "\n"
 
 
@@ -93,9 +97,11 @@ def main(arguments: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in pages(folder).items():
             path.write_text(text, encoding="utf-8")
-        for spec in map(find_convex, convex_names()):
-            if figures.measured(spec):
-                figures.draw(spec, folder / f"{spec.name}.svg")
+        for convex in map(find_convex, convex_names()):
+            if figures.measured(convex):
+                figures.draw(convex, folder / f"{convex.name}.svg")
+        for spec in map(find_spec, spec_names()):
+            drawn(spec, folder / f"{spec.name}.svg")
     return 1 if check and stale else 0
 
 

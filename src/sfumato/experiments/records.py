@@ -54,10 +54,19 @@ def records_of(cell: Cell, records: Iterable[Record], scale: Scale) -> list[Reco
 
 def reported(record: Record, cell: Cell) -> float:
     """The number that stands in the table: test accuracy in percent."""
-    which = record["chosen"] if cell.report == CHOSEN else cell.report
+    which = record["chosen"] if cell.report == CHOSEN else _key(record, cell)
     if which not in record["metrics"]:
         raise InvalidArgument(f"The record of {cell.row!r} | {cell.column!r} has no {which!r}: run the cell again.")
     return float(record["metrics"][which]["test"])
+
+
+def _key(record: Record, cell: Cell) -> str:
+    """Under which the record has what is reported: other numbers of labels are tried at smoke scale."""
+    paper, own = (cell.settings[scale].selection for scale in ("paper", record["scale"]))
+    if paper is None or own is None:
+        return cell.report
+    place = paper.labels.index(int(cell.report))
+    return str(own.labels[min(place, len(own.labels) - 1)])
 
 
 def write_record(path: Path, record: Record, *, indent: int | None = 1) -> None:

@@ -12,7 +12,7 @@ import platform
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from sfumato.data.samplers import Poisson
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import make_augment, make_method, make_model, private_batch
 from sfumato.experiments.data import Rows, load_rows
+from sfumato.experiments.labelling import before_labels, curve, questions, split
 from sfumato.experiments.records import Record, all_records, has_settings, read_record, record_path, write_record
 from sfumato.experiments.scores import all_scores, choice
 from sfumato.experiments.settings import Data, Settings
@@ -40,6 +41,7 @@ from sfumato.private import Private
 from sfumato.public import Public
 from sfumato.questions import GradientMean
 from sfumato.run import Run
+from sfumato.selection import Ask
 from sfumato.training import train
 from sfumato.warmup import warm_up
 
@@ -104,6 +106,8 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
             f"{str(job.work)!r} holds a finished training whose record is gone: give --again to train anew."
         )
     settings, seed = job.settings, job.seed
+    if settings.selection is not None:
+        return _label(job, done or job.path, device=device, progress=progress)
     rows, synthetic = with_synthetic(
         _rows(settings.data, device), settings, folder=job.out / "synthetic", progress=progress
     )
@@ -142,6 +146,48 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
     path = done or job.path
     write_record(path, record)
     _tidy(job.work)
+    return read_record(path)
+
+
+def _label(job: Job, path: Path, *, device: torch.device, progress: bool) -> Record:
+    """Train as the strategy needs it, once for all that need the same, and then choose, label and train on labels."""
+    settings, seed = job.settings, job.seed
+    basis = before_labels(settings)
+    cell = Cell(row=f"before labels {basis.key()}", column="private training", settings={job.scale: basis})
+    start = replace(job, cell=cell)
+    begun = run_job(start, device=device, progress=progress)
+    rows, data = _rows(settings.data, device), settings.data
+    objective = Objective(make_model(settings.model, rows.shape, seed).to(device), cross_entropy)
+    trained = Run.load(start.work / "run")
+    objective.module.load_state_dict(trained.weights if trained.ema is None else trained.ema)
+    advice = split(settings)
+    doors: list[Private] = []
+
+    def ask() -> Ask | None:
+        if advice is None or settings.training.epsilon is None:
+            return None
+        budget = Budget(settings.training.epsilon, settings.training.delta)
+        doors.append(Private(rows.private, name=data.name, size=data.private, objective=objective, budget=budget))
+        return questions(doors[-1], settings, advice)
+
+    since = time.perf_counter()
+    scores, polluted = curve(objective, settings, rows, seed=seed, ask=ask)
+    record = {
+        "spec": job.spec.name,
+        "cell": {"row": job.cell.row, "column": "labels"},
+        "seed": seed,
+        "scale": job.scale,
+        "chosen": None,
+        "metrics": scores,
+        "polluted": polluted if settings.data.pollution else None,
+        "before": begun["metrics"]["ema"],
+        "seconds": round(time.perf_counter() - since, 1),
+        "machine": machine(device),
+        "note": NOTE,
+        "config": settings.to_json(),
+        "statement": doors[-1].statement().to_json() if doors else begun["statement"],
+    }
+    write_record(path, record)
     return read_record(path)
 
 

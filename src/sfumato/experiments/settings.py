@@ -13,7 +13,8 @@ from sfumato.errors import InvalidArgument
 from sfumato.experiments.reading import read, suggestion
 
 DATASETS = ("cifar10", "mnist", "digits", "cifar10-features", "digits-rows")
-MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "mlp", "linear")
+MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "cnn", "mlp", "linear")
+STRATEGIES = ("none", "random", "entropy", "margin", "k-center", "diverse-public", "near-private")
 GENERATORS = ("digits", "cifar", "ddpmpp")
 PROCESSES = ("edm", "ddpm")
 SETTINGS = ("cold", "warm", "warm-aug", "extended", "cold-extended", "warm-only", "not-private")
@@ -42,6 +43,7 @@ class Data:
     shuffled_labels: bool = False  # of the public rows: public data that is worth nothing
     split: int = 0  # the seed of the split
     synthetic: bool = False  # rows generated from the public ones join them, see `Synthesis`
+    pollution: int = 0  # so many rows of another kind join the public ones, with labels that mean nothing here
     resolution: int | None = None  # at which a pretrained network saw the images, for cifar10-features
 
 
@@ -82,6 +84,25 @@ class Synthesis:
     guide_rows: int = 10_000  # unguided samples that the discriminator learns from
     guide_steps: int = 2_000
     alone: bool = False  # the synthetic rows take the place of the public ones, instead of joining them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which of the public rows are labelled, and the training on those, after the private one (paper 004)."""
+
+    strategy: str = "none"
+    labels: tuple[int, ...]  # how many, each time from the private model
+    uncertain: float = 4.0  # k / n: so many uncertain rows for each that is chosen; diverse-public and near-private
+    components: int = 10  # p
+    each: int = 10  # N_each, of diverse-public
+    quantile: float = 0.5  # private rows vote that are as uncertain as this share of the public ones; near-private
+    pca_epsilon: float = 0.3  # what the PCA would cost alone; near-private
+    support_epsilon: float = 0.7  # what the counts would cost alone; near-private
+    epochs: int = 4
+    batch_size: int = 64
+    learning_rate: float = 0.1
+    labels_alone: bool = False  # else the other public rows are trained on, too, with what the model says of them
+    augment: Crops = field(default_factory=Crops)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +198,7 @@ class Settings:
     training: Training
     warm_up: WarmUp | None = None
     synthesis: Synthesis | None = None
+    selection: Selection | None = None
 
     @property
     def public_rows(self) -> int:
@@ -217,6 +239,7 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
         training=training,
         warm_up=None if cold else settings.warm_up,
         synthesis=settings.synthesis if data.synthetic else None,
+        selection=None if settings.selection is None or settings.selection.strategy == "none" else settings.selection,
     )
     _check_names(settings, where)
     _check_numbers(settings, where)
@@ -241,12 +264,14 @@ _DEFAULTS = {"dope-sgd": Dope, "ada-dps": Ada, "shrunk-origin": Shrunk, "weight-
 
 def _check_names(settings: Settings, where: str) -> None:
     synthesis = settings.synthesis
+    selection = settings.selection
     made_by = () if synthesis is None else (("network", synthesis.network), ("process", synthesis.process))
     for what, found, known in (
         ("data, name", settings.data.name, DATASETS),
         ("model, name", settings.model.name, MODELS),
         ("setting", settings.training.setting, SETTINGS),
         *(("method", name, METHODS) for name in settings.training.method),
+        *(() if selection is None else (("selection, strategy", selection.strategy, STRATEGIES),)),
         *((f"synthesis, {what}", name, GENERATORS if what == "network" else PROCESSES) for what, name in made_by),
     ):
         if found not in known:
@@ -263,6 +288,11 @@ def _check_numbers(settings: Settings, where: str) -> None:
     if settings.synthesis is not None:
         counts = ("rows", "images", "batch_size", "learning_rate", "steps", "guide_rows", "guide_steps")
         positive |= {f"synthesis {name}": getattr(settings.synthesis, name) for name in counts}
+    if settings.selection is not None:
+        counts = ("uncertain", "components", "each", "pca_epsilon", "support_epsilon", "epochs", "learning_rate")
+        positive |= {f"selection {name}": getattr(settings.selection, name) for name in counts}
+        if not settings.selection.labels or not 0 < min(settings.selection.labels) <= max(settings.selection.labels):
+            raise InvalidArgument(f"{where}, selection labels={settings.selection.labels} must be numbers of rows.")
     for name, value in positive.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InvalidArgument(f"{where}, {name}={value} must be a positive, finite number.")

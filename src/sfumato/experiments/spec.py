@@ -16,8 +16,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from sfumato.errors import InvalidArgument
+from sfumato.experiments.figures import Figure, read_figure
 from sfumato.experiments.reading import check_keys, merged, suggestion
-from sfumato.experiments.settings import OPTIONS, Data, Model, Settings, Synthesis, Training, WarmUp, read_settings
+from sfumato.experiments.settings import (
+    OPTIONS,
+    Data,
+    Model,
+    Selection,
+    Settings,
+    Synthesis,
+    Training,
+    WarmUp,
+    read_settings,
+)
 
 SPECS = Path(__file__).parent / "specs"
 Scale = Literal["paper", "smoke"]
@@ -28,6 +39,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "data": Data,
     "model": Model,
     "synthesis": Synthesis,
+    "selection": Selection,
     "warm_up": WarmUp,
     "training": Training,
 }
@@ -52,6 +64,7 @@ class Cell(Place):
     """One number of a table. `settings` has one entry per scale."""
 
     report: str = CHOSEN  # which average of the iterates is compared with the paper's number
+    x: float | None = None  # its place in a figure; without, a level
     settings: Mapping[Scale, Settings] = field(repr=False)
 
 
@@ -65,6 +78,7 @@ class Spec:
     where: str  # in the paper
     note: str = ""  # what a reader should know, above all where we had to choose
     cells: tuple[Cell, ...] = field(repr=False)
+    figure: Figure | None = None
 
     def select(self, rows: list[str], columns: list[str]) -> list[Cell]:
         """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
@@ -129,20 +143,21 @@ def load_spec(path: Path) -> Spec:
             if section not in _SECTIONS:
                 raise InvalidArgument(f"{where} has no table [{name}{section}]{suggestion(section, _SECTIONS)}.")
             check_keys(_SECTIONS[section], table, f"{where} [{name}{section}]")
-    known = ("title", "paper", "where", "note", "report", "base", *_SECTIONS, "smoke", "cell")
+    known = ("title", "paper", "where", "note", "report", "base", "figure", *_SECTIONS, "smoke", "cell", "curve")
     for key in raw:
         if key not in known:
             raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}.")
     texts = {name: _text(raw, name, where, required=name != "note") for name in ("title", "paper", "where", "note")}
-    parts = raw.get("cell")
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+    parts = raw.get("cell", []), raw.get("curve", [])
+    if not any(parts) or not all(isinstance(part, dict) for tables in parts for part in tables):
         raise InvalidArgument(f"{where} has no [[cell]]: add one per number of the table.")
-    cells = [_cell(part, shared, smoke, raw.get("report", CHOSEN), where) for part in parts]
+    every = [*parts[0], *(cell for curve in parts[1] for cell in _points(curve, shared, where))]
+    cells = [_cell(part, shared, smoke, raw.get("report", CHOSEN), where) for part in every]
     slugs = [cell.slug for cell in cells]  # under which their runs are filed
     for cell in cells:
         if slugs.count(cell.slug) > 1:
             raise InvalidArgument(f"{where} has two cells {cell.row!r} | {cell.column!r}: name them differently.")
-    return Spec(name=path.stem, cells=tuple(cells), **texts)
+    return Spec(name=path.stem, cells=tuple(cells), figure=read_figure(raw.get("figure"), where), **texts)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -161,18 +176,25 @@ def _text(raw: Mapping[str, Any], name: str, where: str, *, required: bool = Tru
     return found.strip()
 
 
+def _points(curve: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """A curve of accuracy against labels: one cell for each number of them, and one training for all."""
+    selection = merged(shared.get("selection", {}), curve.get("selection", {}))
+    labels = selection.get("labels")
+    if not isinstance(labels, list) or not all(isinstance(n, int) for n in labels):
+        raise InvalidArgument(f"{where} [[curve]] {curve.get('row')!r} needs labels, a list of numbers, in selection.")
+    return [{**curve, "column": f"{n:,} labels", "report": str(n), "x": n} for n in labels]
+
+
 def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str, Any], report: str, where: str) -> Cell:
     row, column = (_text(raw, name, f"{where} [[cell]]") for name in ("row", "column"))
     here = f"{where} cell {row!r} | {column!r}"
-    own = {"row", "column", "paper", "report"}
-    tables = {name: raw[name] for name in ("data", "model", "synthesis", "warm_up") if name in raw}
+    own = {"row", "column", "paper", "report", "x"}
+    tables = {name: raw[name] for name in _SECTIONS if name != "training" and name in raw}
     small = raw.get("smoke", {})
     training = {key: value for key, value in raw.items() if key not in own and key not in (*tables, "smoke")}
     paper, report = raw.get("paper"), raw.get("report", report)
     if paper is not None and not (isinstance(paper, int | float) and 0 <= paper <= 100):
         raise InvalidArgument(f"{here} has paper={paper!r}: it must be a percentage, or left out.")
-    if report not in (CHOSEN, *CANDIDATES):
-        raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), (CHOSEN, *CANDIDATES))}.")
     unknown = sorted(set(training) - {f.name for f in fields(Training)})
     if unknown:
         names = (*own, *_SECTIONS, "smoke", *(f.name for f in fields(Training)))
@@ -187,6 +209,10 @@ def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str,
         "paper": made,
         "smoke": read_settings(merged(full, smoke, {"training": small}), f"{here}, at smoke scale"),
     }
+    labels = () if made.selection is None else map(str, made.selection.labels)
+    known = (*labels,) or (CHOSEN, *CANDIDATES)
+    if report not in known:
+        raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), known)}.")
     for method, options in OPTIONS.items():
         if options in training and method not in made.training.method:
             raise InvalidArgument(f"{here} gives {options}, but its method is {list(made.training.method)}: drop it.")
@@ -197,5 +223,6 @@ def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str,
         column=column,
         paper=None if paper is None else float(paper),
         report=report,
+        x=None if raw.get("x") is None else float(raw["x"]),
         settings=settings,
     )

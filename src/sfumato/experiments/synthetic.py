@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import CLASSES
-from sfumato.experiments.data import Batch, Rows
+from sfumato.experiments.data import Batch, Rows, joined
 from sfumato.experiments.settings import Data, Settings, Synthesis, digest, stated
 from sfumato.generators import own_generators
 from sfumato.public import Public
@@ -40,7 +40,7 @@ def with_synthetic(rows: Rows, settings: Settings, *, folder: Path, progress: bo
     if synthesis is None:
         return rows, {}
     made, facts = _made(rows.public, data, synthesis, folder, progress)
-    both = made if synthesis.alone else _joined(rows.public, made)
+    both = made if synthesis.alone else joined(rows.public, made)
     return replace(rows, public=both), facts
 
 
@@ -143,10 +143,6 @@ def _shape(public: Batch) -> tuple[int, int, int]:
     """Of one image."""
     colours, height, width = public[0].shape[1:]
     return colours, height, width
-
-
-def _joined(public: Batch, made: Batch) -> Batch:
-    return torch.cat([public[0], made[0]]), torch.cat([public[1], made[1]])
 
 
 def _save(path: Path, images: Tensor, labels: Tensor, facts: dict[str, Any]) -> None:

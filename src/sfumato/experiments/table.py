@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.experiments.figures import Point, draw
 from sfumato.experiments.records import COMMITTED, Record, all_records, records_of, reported
 from sfumato.experiments.spec import Cell, Place, Scale, Spec, find_spec, spec_names
 
@@ -59,6 +60,19 @@ def measured(place: Place, values: Sequence[float], *, digits: int = 2) -> Entry
         state="measured" if values else "not run",
         digits=digits,
     )
+
+
+def drawn(spec: Spec, path: Path, scale: Scale = "paper", folder: Path = COMMITTED) -> bool:
+    """Draw a table that is a figure, one curve per row with bars of two standard errors; False if there is nothing."""
+    found = entries(spec, scale, folder)
+    if spec.figure is None or all(e.ours is None for e in found):
+        return False
+    curves: dict[str, list[Point]] = {}
+    for cell, e in zip(spec.cells, found, strict=True):
+        if e.ours is not None:
+            curves.setdefault(cell.row, []).append(Point(cell.x, e.ours, 2 * (e.stderr or 0.0)))
+    draw(spec.name, spec.figure, {"": curves}, path)
+    return True
 
 
 def overview(scale: Scale, folder: Path = COMMITTED) -> list[dict[str, Any]]:

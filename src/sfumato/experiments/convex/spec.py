@@ -10,6 +10,7 @@ from typing import Any
 
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.convex.settings import Settings, read_settings
+from sfumato.experiments.figures import Figure, read_figure
 from sfumato.experiments.reading import merged, read, suggestion
 from sfumato.experiments.spec import Place, by_name, in_order, read_toml
 
@@ -20,15 +21,6 @@ _TOP = (*_TEXTS, "repeats", "figure", "compare", "settings", "when", "row", "swe
 _ROW = ("name", "paper", "panel", "x", *_SETTINGS)
 _COLUMN = ("name", "compare", "when", *_SETTINGS)
 _CONDITIONS = ("data", "loss", "epsilon", "estimator")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """How rows become a plot: one panel per `panel` of the rows, one curve per column."""
-
-    x: str  # the label of the axis
-    y: str
-    logarithmic: str = ""  # which axes are: "x", "y" or "xy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,19 +114,10 @@ def load_convex(path: Path) -> Spec:
         name=path.stem,
         cells=tuple(cells),
         repeats=repeats,
-        figure=_figure(raw.get("figure"), where),
+        figure=read_figure(raw.get("figure"), where),
         compare=_compare(raw.get("compare"), [column["name"] for column in columns], where),
         **{name: text.strip() for name, text in texts.items()},
     )
-
-
-def _figure(raw: Any, where: str) -> Figure | None:
-    if raw is None:
-        return None
-    _known(raw, ("x", "y", "logarithmic"), f"{where} [figure]")
-    if not (isinstance(raw.get("x"), str) and isinstance(raw.get("y"), str)):
-        raise InvalidArgument(f"{where} [figure] needs x and y, the labels of its axes: add them.")
-    return Figure(x=raw["x"], y=raw["y"], logarithmic=raw.get("logarithmic", ""))
 
 
 def _compare(raw: Any, columns: list[str], where: str) -> Compare | None:

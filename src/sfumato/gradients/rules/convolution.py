@@ -406,7 +406,8 @@ def convolution(call: Call) -> Any:
             if call.is_tracked(weight):
                 tape.add(weight, Convolution(x, dy, w, geometry, tape.units))
             if bias is not None and call.is_tracked(bias):
-                tape.add(bias, Dense(tape.per_unit(dy.flatten(2).sum(2, dtype=summed_in(dy.dtype)))))
+                places = tuple(range(2, dy.ndim))  # not flattened: images that lie channels-last would be copied
+                tape.add(bias, Dense(tape.per_unit(dy.sum(places, dtype=summed_in(dy.dtype)))))
 
         return apply(tape, x, w, b, geometry, report)
 
