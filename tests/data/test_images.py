@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
-from sfumato.data.images import Images, cifar10, mnist, split_public
+from sfumato.data.images import Images, cifar10, mnist, qmnist, split_public, svhn
 from sfumato.errors import InvalidArgument
 
 REAL = Path(os.environ.get("SFUMATO_DATA", "nowhere"))
@@ -184,6 +185,45 @@ def test_mnist_compact(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def int_idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 12, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.astype(">i4").tobytes()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_qmnist(tmp_path: Path, packed: bool) -> None:
+    folder = tmp_path / "qmnist"
+    folder.mkdir()
+    parts = {"train": made_up(5, 1, 28, 28), "test": made_up(4, 1, 28, 28)}
+    for part, (x, y) in parts.items():
+        facts = RNG.integers(0, 100_000, (len(y), 8))
+        facts[:, 0] = y
+        for name, content in (("images-idx3-ubyte", idx(x[:, 0])), ("labels-idx2-int", int_idx(facts))):
+            path = folder / f"qmnist-{part}-{name}{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(content) if packed else content)
+    check(qmnist(tmp_path), parts["train"], parts["test"])
+    (folder / f"qmnist-test-labels-idx2-int{'.gz' if packed else ''}").write_bytes(b"no idx")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        qmnist(tmp_path)
+
+
+def test_svhn(tmp_path: Path) -> None:
+    folder = tmp_path / "svhn"
+    folder.mkdir()
+    parts = {name: made_up(rows, 3, 32, 32) for name, rows in (("train", 6), ("test", 5), ("extra", 7))}
+    for name, (x, y) in parts.items():
+        ten = np.where(y == 0, 10, y)[:, None]  # as the files have it
+        savemat(folder / f"{name}_32x32.mat", {"X": x.transpose(2, 3, 1, 0), "y": ten})
+    check(svhn(tmp_path), parts["train"], parts["test"])
+    check(svhn(tmp_path, extra=True), parts["extra"], parts["test"])
+    (folder / "test_32x32.mat").write_bytes(b"MATLAB")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        svhn(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"train_32x32\.mat, svhn/train_32x32\.mat and SVHN/train_32x32\.mat"):
+        svhn(tmp_path / "svhn" / "empty")
+    with pytest.raises(InvalidArgument, match="does not hold QMNIST"):
+        qmnist(tmp_path)
 
 
 def test_nothing_found_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

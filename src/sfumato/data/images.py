@@ -1,6 +1,6 @@
-"""CIFAR-10 and MNIST from files, in the forms in which they are handed around.
+"""CIFAR-10, MNIST, QMNIST and SVHN from files, in the forms in which they are handed around.
 
-Official archives (CIFAR-10's Python batches, MNIST's idx files), and compact ones: lossless mosaics and NPZ.
+Official archives (CIFAR-10's Python batches, idx files, SVHN's MATLAB files), and compact ones: mosaics and NPZ.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ _CIFAR_BATCHES, _CIFAR_ARCHIVE, _CIFAR_MOSAICS = "cifar-10-batches-py", "cifar-1
 _MNIST_FOLDERS = ("", "mnist", "MNIST/raw")
 _MNIST_IMAGES, _MNIST_LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 _MNIST_COMPACT = "images/mnist.npz.xz"
+_QMNIST_FOLDERS = ("", "qmnist", "QMNIST/raw")
+_QMNIST_IMAGES, _QMNIST_LABELS = "qmnist-{}-images-idx3-ubyte", "qmnist-{}-labels-idx2-int"
+_SVHN_FOLDERS = ("", "svhn", "SVHN")
+_SVHN = "{}_32x32.mat"
 _MOSAIC_ROW = 100  # images beside each other
 _UNREADABLE = (
     *(AttributeError, EOFError, LookupError, OSError, TypeError, ValueError),  # which pickle raises for bad bytes
@@ -81,6 +85,35 @@ def mnist(folder: str | Path | None = None) -> Images:
     raise _nothing(root, "MNIST", (*looked_for, _MNIST_COMPACT))
 
 
+def qmnist(folder: str | Path | None = None) -> Images:
+    """QMNIST (Yadav & Bottou 2019): 60,000 training digits, and 60,000 for testing of 1 x 28 x 28.
+
+    Of those for testing the first 10,000 are MNIST's; the other 50,000 were lost when MNIST was made, and are what
+    paper 004 takes for public. `folder` ($SFUMATO_DATA by default) holds the four official idx files, packed (.gz) or
+    not, at its top, in `qmnist/` or in `QMNIST/raw/`.
+    """
+    root = _root(folder, "QMNIST")
+    for place in (root / name for name in _QMNIST_FOLDERS):
+        if _packed_or_not(place, _QMNIST_IMAGES.format("train")).is_file():
+            return _read(place, partial(_parts, partial(_qmnist_rows, place), "train"))
+    looked_for = [f"{name}/{_QMNIST_IMAGES.format('train')}[.gz]".lstrip("/") for name in _QMNIST_FOLDERS]
+    raise _nothing(root, "QMNIST", looked_for)
+
+
+def svhn(folder: str | Path | None = None, *, extra: bool = False) -> Images:
+    """Street View House Numbers, cropped: 73,257 and 26,032 digits of 3 x 32 x 32; the label of a zero is 0.
+
+    With `extra` the 531,131 easier digits take the place of the training digits; they are what paper 004 takes for
+    public. `folder` ($SFUMATO_DATA by default) holds `train_32x32.mat` (or `extra_32x32.mat`) and `test_32x32.mat`, at
+    its top, in `svhn/` or in `SVHN/`.
+    """
+    root, first = _root(folder, "SVHN"), "extra" if extra else "train"
+    for place in (root / name for name in _SVHN_FOLDERS):
+        if (place / _SVHN.format(first)).is_file():
+            return _read(place, partial(_parts, partial(_svhn_rows, place), first))
+    raise _nothing(root, "SVHN", [f"{name}/{_SVHN.format(first)}".lstrip("/") for name in _SVHN_FOLDERS])
+
+
 def split_public(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Row numbers `(public, private)`, in order: `count` rows, as many of each class, are public, drawn by the seed.
 
@@ -110,6 +143,10 @@ def split_public(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]
 
 
 # ------------------------------------------------------------------------------------------------ places
+
+
+def _parts(rows: Callable[[str], Rows], first: str) -> tuple[Rows, Rows]:
+    return rows(first), rows("test")
 
 
 def _root(folder: str | Path | None, what: str) -> Path:
@@ -222,15 +259,32 @@ def _idx_rows(place: Path, part: str) -> Rows:
     return images[:, None], _idx(_packed_or_not(place, _MNIST_LABELS.format(part)), dimensions=1)
 
 
-def _idx(path: Path, dimensions: int) -> Array:
-    """An idx file of bytes: 0, 0, 8 for uint8, the number of dimensions, each as a big-endian int32, then the data."""
+def _qmnist_rows(place: Path, part: str) -> Rows:
+    images = _idx(_packed_or_not(place, _QMNIST_IMAGES.format(part)), dimensions=3)
+    facts = _idx(_packed_or_not(place, _QMNIST_LABELS.format(part)), dimensions=2, kind=">i4")
+    return images[:, None], facts[:, 0]  # of the eight facts about a digit, the first is what it shows
+
+
+def _svhn_rows(place: Path, part: str) -> Rows:
+    from scipy.io.matlab import MatReadError, loadmat
+
+    try:
+        held = loadmat(place / _SVHN.format(part), variable_names=("X", "y"))
+    except MatReadError as error:
+        raise ValueError("not a MATLAB file") from error
+    return held["X"].transpose(3, 2, 0, 1), held["y"].reshape(-1) % 10  # height, width, colour, digit; a zero is a 10
+
+
+def _idx(path: Path, dimensions: int, kind: str = "u1") -> Array:
+    """An idx file: 0, 0, 8 for uint8 or 12 for int32, how many dimensions, each as a big-endian int32, and the data."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         content = file.read()
     start = 4 + 4 * dimensions
-    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < start:
+    code = {"u1": 8, ">i4": 12}[kind]
+    if content[:4] != bytes([0, 0, code, dimensions]) or len(content) < start:
         raise ValueError("not an idx file of this kind")
     shape = np.frombuffer(content[4:start], ">i4")
-    return np.frombuffer(content[start:], np.uint8).reshape(shape)
+    return np.frombuffer(content[start:], kind).reshape(shape)
 
 
 def _compact_mnist(path: Path) -> tuple[Rows, Rows]:
