@@ -97,8 +97,8 @@ def test_pollution_comes_last_and_is_not_trained_on() -> None:
 
 def test_a_curve_is_one_training_for_all_its_points(tmp_path: Path) -> None:
     curve = [c for c in find_spec("004-figure1").cells if c.row == "entropy"]
-    assert [c.x for c in curve] == [500, 2000, 7000]
-    assert [c.report for c in curve] == ["500", "2000", "7000"]
+    assert [c.x for c in curve] == [500, 1000, 2000, 4000, 7000]
+    assert [c.report for c in curve] == ["500", "1000", "2000", "4000", "7000"]
     assert len({c.settings["paper"].key() for c in curve}) == 1
     text = (SPECS / "004-figure1.toml").read_text()
     (tmp_path / "bases").symlink_to(SPECS / "bases")
