@@ -10,6 +10,14 @@ import numpy as np
 import torch
 
 
+def seed_torch(seed: int) -> None:
+    """`torch.manual_seed`, which without an accelerator queues every seed, with a traceback, for one that may come."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 @contextmanager
 def own_generators(seed: int | None = None) -> Iterator[None]:
     """Whatever is drawn inside, or how much of it, leaves no trace outside; with a seed, it begins from that.
@@ -22,7 +30,7 @@ def own_generators(seed: int | None = None) -> Iterator[None]:
     try:
         with torch.random.fork_rng(devices=devices):
             if seed is not None:
-                torch.manual_seed(seed)
+                seed_torch(seed)
                 np.random.seed(seed % 2**32)  # noqa: NPY002
                 random.seed(seed)
             yield

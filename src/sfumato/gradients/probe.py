@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import UnsupportedModel
+from sfumato.generators import seed_torch
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
@@ -164,7 +165,7 @@ def _by_autograd(
     objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int], *, seed: int = 0
 ) -> _Found:
     """Losses, and the gradients of some of them, by plain autograd on the whole batch."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     # A module that keeps its own reference to a parameter (nn.LSTM) is read at its own values: lend it those.
     with torch.enable_grad():
@@ -286,7 +287,7 @@ def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, 
     originals = dict(objective.module.named_parameters())
 
     def run(rows: int, uses: frozenset[Key]) -> TraceMode:
-        torch.manual_seed(0)
+        seed_torch(0)
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         lent = probe_rows(batch, rows, 0)
         mode = TraceMode(leaves, originals, lent, rows, uses)
@@ -301,7 +302,7 @@ def _engine_distance(
     objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace, gradients: list[dict[str, Tensor]]
 ) -> tuple[float, str]:
     """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
-    torch.manual_seed(0)
+    seed_torch(0)
     addends = per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import InvalidArgument
-from sfumato.generators import own_generators
+from sfumato.generators import own_generators, seed_torch
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import mixed, probe_rows
 from sfumato.objective import Batch
@@ -47,7 +47,7 @@ def check_augment(augment: Augment, rows: Batch) -> None:
     first, second = probe_rows(rows, _ROWS, 0), probe_rows(rows, _ROWS, 1)
 
     def seeded(batch: Batch, seed: int) -> list[Tensor]:
-        torch.manual_seed(seed)
+        seed_torch(seed)
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
         out = [v for v in tree_flatten(augment(tree_map(_copy, batch)))[0] if isinstance(v, Tensor)]
