@@ -111,16 +111,16 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-10))
 
 
-def split(outs: Scores, ins: Scores) -> Rates:
-    """Rates of the best threshold: chosen on the first half of the trials, counted on the second.
+def split(outs: Scores, ins: Scores, *, share: float = 0.5) -> Rates:
+    """Rates of the best threshold: chosen on the first `share` of the trials, counted on the others.
 
     `outs` and `ins` are an attack's scores without and with the row, larger where it believes that the row was in.
     """
-    half = (len(outs) // 2, len(ins) // 2)
-    if min(half) < 1:
-        raise InvalidArgument(f"{len(outs)} and {len(ins)} scores are too few: give at least two of each.")
-    threshold = _threshold(np.sort(outs[: half[0]]), np.sort(ins[: half[1]]))
-    rest_out, rest_in = outs[half[0] :], ins[half[1] :]
+    first = int(share * len(outs)), int(share * len(ins))
+    if min(first) < 1 or first[0] == len(outs) or first[1] == len(ins):
+        raise InvalidArgument(f"{len(outs)} and {len(ins)} scores are too few to be split at {share}: give more.")
+    threshold = _threshold(np.sort(outs[: first[0]]), np.sort(ins[: first[1]]))
+    rest_out, rest_in = outs[first[0] :], ins[first[1] :]
     return Rates(
         true_positives=int((rest_in > threshold).sum()),
         positives=len(rest_in),
