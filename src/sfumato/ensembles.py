@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from sfumato.data.sources import as_source
 from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.nn.modes import in_mode
 from sfumato.objective import Batch
 from sfumato.public import Public
 
@@ -219,16 +220,9 @@ def _each(
         raise InvalidArgument("weights is empty: give iterates that were kept, and no generator that was used up.")
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """In eval mode, and then part by part as before: a frozen part may be in eval mode while the rest is trained."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+def evaluating(module: nn.Module) -> AbstractContextManager[None]:
+    """In eval mode, and then part by part as before."""
+    return in_mode(module, training=False)
 
 
 def best_on_public(

@@ -12,6 +12,7 @@ import pytest
 
 import sfumato as library
 from sfumato.cli import main as frame
+from sfumato.cli.interruption import Interrupted
 from sfumato.errors import BudgetExceeded
 
 Run = Callable[..., Any]
@@ -48,7 +49,8 @@ def test_wrong_commands_are_status_2(sfumato: Run, arguments: list[str]) -> None
     [
         (BudgetExceeded("The plan costs\ntoo much."), 2, "The plan costs too much."),
         (FileNotFoundError(2, "No such file or directory", "x.csv"), 2, "x.csv"),
-        (KeyboardInterrupt(), 130, "Interrupted"),
+        (KeyboardInterrupt(), 130, "sfumato: Interrupted.\n"),
+        (Interrupted("Interrupted; all is kept."), 130, "sfumato: Interrupted; all is kept.\n"),
         (RuntimeError("row 17 holds 42"), 1, "RuntimeError"),
     ],
 )

@@ -178,17 +178,44 @@ def test_a_person_chooses_labels_and_trains(sfumato: Sfumato, config: Path) -> N
     before, after = Run.load(config.parent / "runs/digits"), Run.load(config.parent / "runs/labelled")
     assert after.statement == before.statement
     assert before.statement_text in after.statement_text
-    assert "20 public images" in after.statement_text
+    assert "20 public images, labelled by hand, and on 570 others" in after.statement_text
 
     chosen_first = record(config)["indices"][:20]
     by_hand = Objective(module_of(before).train(), cross_entropy)
     rows = Public((pool()[chosen_first], torch.from_numpy(digits()["y_pool"])[chosen_first]), seed=0)
-    fine_tune(by_hand, rows)
+    others = [i for i in range(600) if i not in record(config)["indices"]]
+    assert tuned["unlabelled"] == len(others) == 570
+    fine_tune(by_hand, rows, unlabelled=Public(pool()[others]))
     for name, expected in by_hand.module.state_dict().items():
         torch.testing.assert_close(after.weights[name], expected)
     test = torch.from_numpy(digits()["x_test"] / np.float32(16)), torch.from_numpy(digits()["y_test"])
     for name, run in (("test_accuracy_before", before), ("test_accuracy", after)):
         assert tuned[name] == pytest.approx(float((module_of(run)(test[0]).argmax(1) == test[1]).double().mean()))
+
+
+@pytest.mark.parametrize(("keys", "unlabelled"), [("labels_alone = true", 0), ("share = 0.2", 570), ("", 0)])
+def test_the_rest_of_the_pool_is_used_as_the_config_says(
+    sfumato: Sfumato, config: Path, keys: str, unlabelled: int
+) -> None:
+    edit(config, 'out = "runs/labelled"', f'out = "runs/labelled"\nepochs = 2\n{keys}')
+    if not keys:  # all are chosen, so that there is no rest
+        edit(config, "n = 30", "n = 600")
+    done(sfumato, config)
+    assert done(sfumato, config, "--labels", label(config, 30))["unlabelled"] == unlabelled
+    chosen, truth = record(config)["indices"], torch.from_numpy(digits()["y_pool"])
+    others = [i for i in range(600) if i not in chosen]
+    run = Run.load(config.parent / "runs/labelled")
+    by_hand = Objective(module_of(Run.load(config.parent / "runs/digits")).train(), cross_entropy)
+    fine_tune(
+        by_hand,
+        Public((pool()[chosen[:30]], truth[chosen[:30]]), seed=0),
+        unlabelled=Public(pool()[others]) if unlabelled else None,
+        share=0.2,
+        epochs=2,
+    )
+    for name, expected in by_hand.module.state_dict().items():
+        torch.testing.assert_close(run.weights[name], expected)
+    assert ("others" in run.statement_text.splitlines()[-1]) == bool(unlabelled)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +497,7 @@ def test_wrong_labels_change_nothing(sfumato: Sfumato, config: Path) -> None:
         ('weights = "runs/digits"', 'weights = "runs/digits"\nema = true', "moving average"),
         ('weights = "runs/digits"', 'weights = "runs/digits"\nembedding = "nowhere"', "'nowhere'"),
         ('images = "digits.npz"', 'images = "gone.npz"', "does not exist"),
-        ('images = "digits.npz"', 'images = "train.toml"', "not an NPZ file"),
+        ('images = "digits.npz"', 'images = "train.toml"', "cannot be read as an NPZ file"),
         ('images = "digits.npz"', 'images = "runs"', "holds no .png"),
         ('images = "digits.npz"', 'images = "digits.npz"\nclasses = ["a", "b"]', "2 names"),
         ('images = "digits.npz"', f'images = "digits.npz"\nclasses = {["a"] * 10}', "different names"),
@@ -478,6 +505,9 @@ def test_wrong_labels_change_nothing(sfumato: Sfumato, config: Path) -> None:
         ('images = "digits.npz"', 'images = "digits.npz"\nrange = [1, 0]', "[lowest, highest]"),
         ('out = "new/to_label"', 'out = "runs"', "holds other files"),
         ('out = "runs/labelled"', "crop = 2", "[channels, height, width]"),
+        ('out = "runs/labelled"', "share = 1.0", "share=1.0 must be above 0 and below 1"),
+        ('out = "runs/labelled"', "share = 0.5\nlabels_alone = true", "leave one of them out"),
+        ("[model]", "private = 3\n[model]", "write [private] on a line"),
     ],
 )
 def test_bad_input_leaves_no_trace(sfumato: Sfumato, config: Path, old: str, new: str, said: str) -> None:

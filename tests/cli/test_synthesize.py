@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sfumato import Public
 from sfumato.cli import synthesize_config
-from sfumato.cli.synthesize_job import _images_in, images_per_second
+from sfumato.cli.synthesize_job import images_in, images_per_second
 from sfumato.cli.synthesize_measures import measured
 from sfumato.cli.synthesize_rows import Scale, read_rows, split
 from sfumato.synthesis import Churn, Edm, Generator, unet
@@ -264,7 +264,7 @@ def test_ctrl_c_keeps_the_step_and_the_same_command_goes_on_exactly(sfumato: Sfu
         hook.remove()
     whole, parts = config.parent / "made", config.parent / "again"
     assert stopped.status == 130
-    assert "the same command goes on" in stopped.err
+    assert stopped.err == f"sfumato: Interrupted; {parts} keeps what was done: the same command goes on from there.\n"
     assert read(parts / "checkpoint.safetensors")[1]["step"] == 3
     assert not (parts / "provenance.json").exists()
 
@@ -417,7 +417,7 @@ def test_seconds_are_turned_into_images_by_speed() -> None:
     network = unet(image=(1, 8, 8), classes=0, channels=8, multipliers=(1,), blocks=1, attention=())
     before = [p.detach().clone() for p in network.parameters()]
     settings: dict[str, Any] = {"process": Edm(), "batch_size": 4}
-    found = _images_in(1.0, Public(torch.rand(10, 1, 8, 8)), network, settings)
+    found = images_in(1.0, Public(torch.rand(10, 1, 8, 8)), network, settings)
     assert found >= 4
     assert found % 4 == 0
     assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
@@ -572,6 +572,7 @@ def test_a_real_private_run_is_recognised(sfumato: Sfumato, config: Path) -> Non
     ("old", "new", "named"),
     [
         ("batch_size = 40", "batchsize = 40", "did you mean 'batch_size'"),
+        ("batch_size = 40", "held_out = 0.5", "it belongs to [data]"),
         ("[generator]", "[generater]", "did you mean 'generator'"),
         ("[sample]\nn = 30\nsteps = 3", "", "[sample] is missing"),
         ("n = 30", "", "lacks the key 'n'"),
@@ -602,7 +603,7 @@ def test_a_real_private_run_is_recognised(sfumato: Sfumato, config: Path) -> Non
         ("held_out = 0.25", "held_out = 0.001", "leaves 200 to train on and 0"),
         ('"digits.npz"', '"gone.npz"', "gone.npz' does not exist"),
         ('"digits.npz"', '"config.toml"', "must be an .npz or .csv file"),
-        ('"digits.npz"', '"named.npz"', "called X and y"),
+        ('"digits.npz"', '"named.npz"', "called x and y, or x_public and y_public"),
         ('"digits.npz"', '"broken.npz"', "cannot be read"),
         ('"digits.npz"', '"texts.npz"', "one row of numbers each"),
         ('"digits.npz"', '"empty"', "holds no images"),

@@ -14,7 +14,7 @@ from sfumato import Budget, GradientMean, Planned, Private
 from sfumato.data.samplers import Poisson
 from sfumato.errors import InvalidArgument
 from sfumato.privacy.mechanisms import Adjacency
-from sfumato.selection import Advice, NearPrivate, TopK, advise
+from sfumato.selection import Advice, NearPrivate, Threshold, TopK, advise, advise_questions
 
 BUDGET = Budget(3.2, 1e-5)
 BATCHES = Poisson(size=60_000, batch_size=600)
@@ -46,6 +46,27 @@ def test_a_plan_made_from_it_costs_what_it_says(near: NearPrivate, adjacency: Ad
     assert planned(found, near, adjacency) == pytest.approx(found.together, rel=1e-3)
     assert found.together < found.training_alone + found.pca_alone + found.support_alone
     assert found.pca_alone == pytest.approx(0.32, rel=1e-3)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("near", [NearPrivate(), NearPrivate(voters=TopK())], ids=["threshold", "top k"])
+def test_a_trained_model_is_asked_for_all_that_is_left(near: NearPrivate, adjacency: Adjacency) -> None:
+    budget = Budget(1.0, 1e-5)
+    found = advise_questions(near, budget=budget, size=60_000, support=0.4, adjacency=adjacency)
+    rows = torch.zeros(60_000 if adjacency is Adjacency.REPLACE_ONE else 1, 1)
+    private = Private(rows, name="p", size=60_000, budget=Budget(100.0, 1e-5), adjacency=adjacency)
+    gram, votes = near.lines(private, pca=found.pca, support=found.support)
+    private.plan(gram, votes)
+    assert private.account.epsilon_spent() == pytest.approx(found.together, rel=1e-3)
+    assert 0.999 < found.together <= 1.0
+    twice = adjacency is Adjacency.REPLACE_ONE and isinstance(near.voters, Threshold)
+    assert found.support == pytest.approx((2 if twice else 1) / 0.4)  # pure epsilon, in units of one person's votes
+
+
+@pytest.mark.parametrize("support", [0.0, 1.0, math.nan])
+def test_a_share_that_leaves_one_of_them_nothing_is_refused(support: float) -> None:
+    with pytest.raises(InvalidArgument, match="above 0 and below 1"):
+        advise_questions(NearPrivate(), budget=BUDGET, size=100, support=support)
 
 
 def test_the_golden_split() -> None:

@@ -154,3 +154,12 @@ def test_it_stands_in_a_pipeline() -> None:
 def test_wrong_parameters_are_told_in_one_sentence(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         PrivatePCA(**options).fit(planted(20)[0])
+
+
+def test_one_account_has_one_delta() -> None:
+    rows = np.random.default_rng(0).uniform(-1, 1, (300, 3))
+    ledger = Ledger(None)
+    ledger.account("table", unit="example", adjacency="replace-one", budget=Budget(5.0, 3e-3))
+    with pytest.raises(InvalidArgument, match="delta=1e-09 is not that of the account"):
+        PrivatePCA(1, epsilon=1.0, delta=1e-9, ledger=ledger).fit(rows)
+    assert PrivatePCA(1, epsilon=1.0, delta=3e-3, ledger=ledger).fit(rows).epsilon_ == pytest.approx(1.0, abs=0.02)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sfumato.cli.facts import tell
 from sfumato.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def account(
             f"--noise-multiplier={noise_multiplier}, --epsilon={epsilon} and --steps={steps} are too extreme to be "
             "computed with: choose a noise multiplier between 0.01 and 10000 and fewer steps."
         ) from None
-    if as_json:
-        typer.echo(json.dumps({key: facts[key] for key in _KEYS}))
-        return
-    print_facts({key.replace("_", " "): facts[key] for key in _KEYS})
+    tell({key: facts[key] for key in _KEYS}, as_json=as_json)
 
 
 _KEYS = ("epsilon", "delta", "noise_multiplier", "steps", "sampling", "adjacency", "accountant")
@@ -70,20 +67,6 @@ def make_sampler(sampling: str, size: int, batch_size: int | None) -> Sampler:
     if batch_size is None:
         raise InvalidArgument(f"batch_size is missing: {sampling} sampling needs it (only full sampling does not).")
     return (Poisson if sampling == "poisson" else FixedSize)(size=size, batch_size=batch_size)
-
-
-def print_facts(facts: dict[str, Any], title: str | None = None) -> None:
-    """A small table of names and values."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
-    Console().print(table)
 
 
 def _check(steps: int | None, delta: float, epsilon: float | None, noise: float | None) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def compare(out: Path, *, seed: int, steps: int, progress: bool) -> list[Row]:
     unprotected = Row("no privacy, for comparison", _accuracy(plain(private, PLAIN_STEPS), test_rows), None)
 
     out.mkdir(parents=True, exist_ok=True)
-    with Ledger(out / "ledger.db") as ledger:
+    with interruptible(CHARGED), Ledger(out / "ledger.db") as ledger:
         runs = {
             way: _private_training(way, start(way), private, public, test_rows, ledger, seed, steps, progress)
             for way in WAYS

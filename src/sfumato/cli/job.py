@@ -16,10 +16,12 @@ from sfumato.algorithms.dp_sgd import as_clip
 from sfumato.algorithms.extended import shares
 from sfumato.algorithms.method import algorithm
 from sfumato.cli.account import make_sampler
+from sfumato.cli.augmentation import augmentation, check_augmentation
 from sfumato.cli.config import Config
-from sfumato.cli.method import AUTO, Layer, augmentation, check_images, layers, stacked
+from sfumato.cli.interruption import CHARGED, interruptible
+from sfumato.cli.method import AUTO, Layer, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
-from sfumato.cli.record import check_same, read_record, recorded
+from sfumato.cli.record import check_unchanged, read_record, recorded
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
 from sfumato.ensembles import Iterates, majority_vote, mean_logits
 from sfumato.errors import InvalidArgument
@@ -80,7 +82,9 @@ def prepare(config: Config) -> Job:
             layouts[role] = layout(config.file(name), role, label=data.label, users=data.users)
             match(layouts[role], layouts["private"])
     shape = row_shape(config.model, layouts["private"].shape)
-    check_images(config, shape)
+    check_augmentation("training", config.training, shape)
+    if config.warmup is not None:
+        check_augmentation("warmup", config.warmup, shape)
     objective = make_objective(config, shape)
     sampler, joining = _sampling(config, layouts)
     method = stacked(layers(config, AUTO, (sampler.expected, joining)))  # how it clips is all the same here
@@ -136,7 +140,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
     if continues and not resume:
         raise InvalidArgument(f"out={str(config.out)!r} holds a training already: choose another out, or use --resume.")
     if continues:
-        check_same(config)
+        check_unchanged(config)
     tables = {role: _rows(job, role) for role in job.layouts}
     scale = _scaling(job, tables)
     batches = {role: _batch(job, table, role, scale) for role, table in tables.items()}
@@ -158,7 +162,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         records_per_user=data.records_per_user,
         adjacency=privacy.adjacency,
     )
-    with recorded(config, as_clip(clip).norm):
+    with recorded(config, as_clip(clip).norm), interruptible(CHARGED):
         run = train(
             objective.module,
             private=private,

@@ -15,6 +15,7 @@ import typer
 import sfumato
 from sfumato.cli.account import account
 from sfumato.cli.demo import demo
+from sfumato.cli.interruption import Interrupted
 from sfumato.cli.reproduce import reproduce
 from sfumato.cli.select import select
 from sfumato.cli.synthesize import synthesize
@@ -57,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for bad input, 130 for Ctrl-C, 1 for a defect."""
     try:
         status = app(args=arguments, prog_name="sfumato", standalone_mode=False)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
-    except typer.Abort:
-        status = INTERRUPTED
+    except Interrupted as interrupted:
+        return _fail(str(interrupted), INTERRUPTED)
     except SfumatoError as error:
         return _fail(str(error), BAD_INPUT)
     except OSError as error:
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(_unexpected(error), UNEXPECTED)
     if status == INTERRUPTED:
-        return _fail("Interrupted; what was answered until now stays charged.", INTERRUPTED)
+        return _fail("Interrupted.", INTERRUPTED)
     return int(status or 0)
 
 

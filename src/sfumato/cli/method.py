@@ -16,10 +16,9 @@ from sfumato.algorithms.method import Method, StatefulMethod
 from sfumato.algorithms.mirror_descent import MirrorDescent
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
-from sfumato.augment import Augmentation
+from sfumato.cli.augmentation import augmentation
 from sfumato.cli.config import Config
-from sfumato.cli.sections import TrainingSection, WarmupSection
-from sfumato.errors import InvalidArgument
+from sfumato.cli.config_file import only_given
 from sfumato.gradients import Clip
 
 AUTO = Clip(1.0, stability=0.01)  # AUTO-S, with the value of its authors
@@ -60,25 +59,25 @@ def layers(config: Config, clip: float | Clip, batch: tuple[float, int]) -> list
     shared = {"public_batch": method.public_batch}
     below = {"clip": clip, "views": views, "augment": augmentation(training)}
     found = [
-        Layer("ada-dps", AdaDPS, _given(damping=method.damping, memory=method.scale_memory, **shared)),
+        Layer("ada-dps", AdaDPS, only_given(damping=method.damping, memory=method.scale_memory, **shared)),
         Layer(
             "mirror-descent",
             MirrorDescent,
-            _given(
+            only_given(
                 decay_steps=method.decay_steps, alpha_min=method.alpha_min, answer_clip=method.answer_clip, **shared
             ),
         ),
         Layer("extended", Extended, {"private_batch": batch[0], "public_batch": batch[1]}),
-        Layer("dope-sgd", dope_sgd, _given(clip=clip, origin_clip=method.origin_clip, **shared)),
+        Layer("dope-sgd", dope_sgd, only_given(clip=clip, origin_clip=method.origin_clip, **shared)),
         Layer(
             "shrunk-origin",
             ShrunkOrigin,
-            _given(origin_clip=method.origin_clip or as_clip(clip).norm, memory=method.origin_memory, **shared),
+            only_given(origin_clip=method.origin_clip or as_clip(clip).norm, memory=method.origin_memory, **shared),
         ),
         Layer(
             "weight-multiplicity",
             weight_multiplicity,
-            _given(views=views, radius=method.radius, public_batch=method.offset_batch),
+            only_given(views=views, radius=method.radius, public_batch=method.offset_batch),
         ),
         Layer("dp-sgd", dp_sgd, below),
     ]
@@ -92,31 +91,3 @@ def stacked(parts: list[Layer]) -> Method | StatefulMethod:
         made = layer.on(made)
     method: Method | StatefulMethod = made
     return method
-
-
-def augmentation(section: TrainingSection | WarmupSection) -> Augmentation | None:
-    if not (section.crop or section.flip or section.cutout):
-        return None
-    return Augmentation(pad=section.crop, flip=section.flip, cutout=section.cutout)
-
-
-def check_images(config: Config, shape: tuple[int, ...]) -> None:
-    """Raise if rows of this shape cannot be augmented as the config says."""
-    for name in ("training", "warmup"):
-        section: TrainingSection | WarmupSection | None = getattr(config, name)
-        if section is None or augmentation(section) is None:
-            continue
-        key = next(key for key in ("crop", "flip", "cutout") if getattr(section, key))
-        if len(shape) != 3:
-            raise InvalidArgument(
-                f"[{name}] {key} is for images, and rows have the shape {list(shape)}: give [model] shape = [channels, "
-                "height, width], or leave it out."
-            )
-        if section.crop >= min(shape[1:]):
-            raise InvalidArgument(f"[{name}] crop={section.crop} must be below the images' {shape[1]} x {shape[2]}.")
-        if section.cutout > min(shape[1:]):
-            raise InvalidArgument(f"[{name}] cutout={section.cutout} is larger than images of {shape[1]} x {shape[2]}.")
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}

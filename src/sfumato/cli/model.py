@@ -7,17 +7,20 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato.cli.config import Config
+from sfumato.cli.config_file import ConfigFile
 from sfumato.cli.sections import ModelSection
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators
 from sfumato.gradients.probe import Probe
 from sfumato.models import basic
+from sfumato.nn.modes import in_mode
 from sfumato.objective import Loss, Objective, cross_entropy, squared_error
 
 _LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared-error": squared_error}
@@ -25,11 +28,28 @@ _LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared-error": squ
 
 def make_objective(config: Config, shape: tuple[int, ...]) -> Objective:
     """The module, initialised from the public seed, with its loss; InvalidArgument if it cannot be trained."""
-    with own_generators(config.training.seed), _importable(config):
-        module = _module(config.model, shape)
+    with own_generators(config.training.seed):
+        module = make_module(config, config.model, shape)
     objective = Objective(module, _LOSSES[config.training.loss])
     _check_model(config, objective, shape)
     return objective
+
+
+def make_module(config: ConfigFile, model: ModelSection, shape: tuple[int, ...]) -> nn.Module:
+    """A new one, its weights drawn by torch's own generator; it is called with rows of this shape."""
+    with _importable(config.path.parent):
+        return _module(model, shape)
+
+
+def check_outputs(module: nn.Module, model: ModelSection, rows: Tensor) -> None:
+    """Raise unless the module, in eval mode, gives as many numbers per row as the config says it does."""
+    with own_generators(), torch.no_grad(), in_mode(module, training=False):
+        answer = _try(model.kind, lambda: module(rows))
+    if tuple(answer.shape) != (len(rows), model.outputs):
+        raise InvalidArgument(
+            f"[model] kind={model.kind!r} gives {tuple(answer.shape)[1:]} values per row instead of "
+            f"outputs={model.outputs}."
+        )
 
 
 def row_shape(model: ModelSection, found: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,27 +101,22 @@ def _try(kind: str, call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _importable(config: Config) -> Iterator[None]:
+def _importable(folder: Path) -> Iterator[None]:
     """Modules beside the config file can be named in it."""
-    folder = str(config.path.parent.resolve())
-    sys.path.insert(0, folder)
+    place = str(folder.resolve())
+    sys.path.insert(0, place)
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(place)
 
 
 def _check_model(config: Config, objective: Objective, shape: tuple[int, ...]) -> None:
     """What the door would refuse after the plan is made is refused here, on made-up rows, before anything is."""
     rows = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-    outputs, kind = config.model.outputs, config.model.kind
-    with own_generators(), torch.no_grad():
-        answer = _try(kind, lambda: objective.module.eval()(rows))
+    outputs = config.model.outputs
+    check_outputs(objective.module, config.model, rows)
     objective.module.train()
-    if tuple(answer.shape) != (4, outputs):
-        raise InvalidArgument(
-            f"[model] kind={kind!r} gives {tuple(answer.shape)[1:]} values per row instead of outputs={outputs}."
-        )
     classes = torch.arange(4) % outputs
     targets = classes if config.training.loss == "cross-entropy" else torch.rand(4)
     if targets.is_floating_point() and outputs != 1:

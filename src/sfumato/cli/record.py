@@ -8,25 +8,16 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sfumato.cli.config import Config
-from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.cli.config_file import check_same
+from sfumato.errors import SfumatoError
 
 _MAY_CHANGE = {"data.private", "data.public", "data.test", "training.evaluate_every", "training.checkpoint_every"}
 
 
-def check_same(config: Config) -> None:
+def check_unchanged(config: Config) -> None:
     """An interrupted training goes on with the config it began with."""
-    before, began = read_record(config), f"when the training in out={str(config.out)!r} began"
-    for section, values in config.to_json().items():
-        old_values = before.get(section, values)
-        if (old_values is None) != (values is None):
-            was, remedy = ("not there", "take it out") if old_values is None else ("there", "put it back")
-            raise InvalidArgument(f"[{section}] was {was} {began}: {remedy} to continue, or choose another out.")
-        for key, value in (values or {}).items():
-            old = (old_values or {}).get(key, value)
-            if old != value and f"{section}.{key}" not in _MAY_CHANGE:
-                raise InvalidArgument(
-                    f"[{section}] {key}={value!r} was {old!r} {began}: put it back to continue, or choose another out."
-                )
+    began = f"the training in out={str(config.out)!r}"
+    check_same(config, read_record(config), may_change=_MAY_CHANGE, began=began, otherwise="or choose another out")
 
 
 def read_record(config: Config) -> dict[str, Any]:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sfumato.cli.device import DeviceName, find_device
+from sfumato.cli.interruption import interruptible, kept
 from sfumato.errors import InvalidArgument
+from sfumato.reading import suggestion
 
 if TYPE_CHECKING:
-    import torch
-
     from sfumato.experiments.convex.spec import Spec as ConvexSpec
     from sfumato.experiments.spec import Spec
     from sfumato.experiments.table import Entry
 
 ScaleName = Literal["smoke", "paper"]
-DeviceName = Literal["auto", "cpu", "cuda"]
 _OUT = Path("runs/reproduce")
 
 
@@ -53,7 +53,6 @@ def reproduce(
 ) -> None:
     """List the papers' tables, run one again, or show what was measured beside the paper's numbers."""
     from sfumato.experiments.convex.spec import convex_names, find_convex
-    from sfumato.experiments.reading import suggestion
     from sfumato.experiments.spec import find_spec, in_order, spec_names
 
     if name is None:
@@ -73,7 +72,8 @@ def reproduce(
             _show_convex(convex, names, out, plot, as_json)
             return
         chosen = range(first_seed, first_seed + (seeds or convex.repeats))
-        _run_convex(convex, names, chosen, out or _OUT, workers, again=again, as_json=as_json)
+        with interruptible(kept(out or _OUT, again=again)):
+            _run_convex(convex, names, chosen, out or _OUT, workers, again=again, as_json=as_json)
         _show_convex(convex, names, out or _OUT, plot, as_json)
         return
     if workers is not None:
@@ -87,7 +87,8 @@ def reproduce(
     if scale is None:
         raise InvalidArgument("--scale is missing: smoke (CPU, minutes) or paper (GPU), or --show to run nothing.")
     chosen = range(first_seed, first_seed + (seeds or 1))
-    _run(spec, scale, (row or [], column or []), chosen, out or _OUT, device, again=again, as_json=as_json)
+    with interruptible(kept(out or _OUT, again=again)):
+        _run(spec, scale, (row or [], column or []), chosen, out or _OUT, device, again=again, as_json=as_json)
     if plot is not None:
         _draw(spec, plot, scale, out or _OUT)
 
@@ -143,7 +144,7 @@ def _run(
     from sfumato.experiments.runner import jobs, run_job
     from sfumato.experiments.table import entries
 
-    where = _device(device)
+    where = find_device(device)
     told = not as_json
     ran: list[dict[str, Any]] = []
     for job in jobs(spec, cells, scale, list(seeds), out, again=again):
@@ -203,14 +204,6 @@ def _show_convex(spec: ConvexSpec, names: Names, out: Path | None, plot: Path | 
         for method in dict.fromkeys(pair.ours for pair in ahead):
             mine = [pair.ahead > 0 for pair in ahead if pair.ours == method]
             typer.echo(f"{method}: ahead in {sum(mine)} of {len(mine)} problems.")
-
-
-def _device(name: DeviceName) -> torch.device:
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgument("--device=cuda is not there: torch sees no GPU, so use --device cpu.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def _tell(done: dict[str, Any], record: Any) -> None:

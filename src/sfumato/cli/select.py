@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.cli.facts import tell
 from sfumato.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def select(
         raise InvalidArgument("--labels and --oracle both give the labels: leave one of them out.")
     checked = load_select_config(config)  # before torch is loaded: a misspelt key is told at once
 
-    from sfumato.cli.account import print_facts
     from sfumato.cli.select_job import prepare
 
     job = prepare(checked)
@@ -48,18 +47,14 @@ def select(
         facts, title = _chosen(job, config, dry_run)
     else:
         facts, title = _finetuned(job, labels, oracle, again=again, dry_run=dry_run, progress=progress)
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        shown = {name.replace("_", " "): _plain(value) for name, value in facts.items() if value is not None}
-        print_facts(shown, title)
+    tell(facts, title, as_json=as_json)
 
 
 def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
     from sfumato.cli.select_job import FREE, choose, read_record
     from sfumato.selection.sheet import RECORD, SHEET
 
-    config, asked = job.config, job.asked
+    config, private, asked = job.config, job.config.private, job.asked
     facts: dict[str, Any] = {
         "strategy": config.select.strategy,
         "options": config.options or None,
@@ -76,9 +71,9 @@ def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
         facts |= {
             "dry_run": True,
             "chosen_already": exists,
-            "epsilon_spent": 0.0 if asked is None else asked.cost.epsilon,
+            "epsilon_spent": 0.0 if asked is None else asked.together,
             "noise_multipliers": noise,
-            "privacy": FREE if asked is None else f"Two questions to the dataset {config.private.name!r}.",  # type: ignore[union-attr]
+            "privacy": FREE if private is None else f"Two questions to the dataset {private.name!r}.",
         }
         return facts, f"Plan of {path} (no private value was read, nothing was written)"
     record, new = choose(job)
@@ -92,7 +87,7 @@ def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
 def _finetuned(
     job: Job, labels: Path | None, oracle: Path | None, *, again: bool, dry_run: bool, progress: bool
 ) -> tuple[dict[str, Any], str]:
-    from sfumato.cli.select_finetune import finetune
+    from sfumato.cli.select_finetune import finetune, unlabelled
     from sfumato.cli.select_job import read_record
     from sfumato.cli.select_pool import read_oracle
     from sfumato.selection.labels import oracle_labels, read_labels
@@ -114,20 +109,14 @@ def _finetuned(
         "missing": len(labelled.missing),
         "per_class": dict(zip(job.classes, labelled.labels.bincount(minlength=len(job.classes)).tolist(), strict=True)),
         "source": source,
+        "unlabelled": len(unlabelled(job, record)),
         "out": str(job.config.model_out),
         "epsilon_spent": 0.0,
         "epsilon_in_all": record["privacy"]["statement"].get("epsilon"),
     }
     if dry_run:
         return {"dry_run": True, **facts}, "Labels that were read; nothing was written"
-    run, _ = finetune(job, labelled, source=source, again=again, progress=progress)
+    run = finetune(job, record, labelled, source=source, again=again, progress=progress)
     facts |= {name: value for name, value in run.metrics.items() if name != "step"}
     facts["privacy"] = "Trained on public images and labels alone, which costs no privacy."
     return facts, f"Trained on {facts['labels']} labels ({facts['missing']} of the chosen images have none)"
-
-
-def _plain(value: Any) -> Any:
-    """For people: lists and tables in one line."""
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.cli.config import _hint, _section
+from sfumato.cli.config_file import (
+    ConfigFile,
+    check_budget,
+    check_delta,
+    check_sizes,
+    check_values,
+    only_given,
+    read_sections,
+    sections_of,
+)
 from sfumato.errors import InvalidArgument
+from sfumato.reading import read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +85,8 @@ class FinetuneSection:
 
     out: str | None = None
     test: str | None = None
+    labels_alone: bool = False  # else the rest of the pool keeps what the model knew
+    share: float = 0.5  # of the labelled images in the training, with the rest of the pool
     epochs: int = 10
     batch_size: int = 100
     learning_rate: float = 0.01
@@ -85,13 +95,6 @@ class FinetuneSection:
     cutout: int = 0
 
 
-SECTIONS: dict[str, type[Any]] = {
-    "model": ReleasedSection,
-    "pool": PoolSection,
-    "select": SelectSection,
-    "private": PrivateSection,
-    "finetune": FinetuneSection,
-}
 STRATEGIES = ("random", "entropy", "margin", "k-center", "diverse-public", "near-private")
 USED_BY = {
     "uncertain": ("diverse-public", "near-private"),
@@ -109,38 +112,28 @@ _CHOICES = {
     "select.voters": ("threshold", "top-k"),
     "private.adjacency": ("add-remove", "replace-one"),
 }
-_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (
-        "model.outputs select.n select.components select.each select.top private.size private.records_per_user "
-        "finetune.epochs finetune.batch_size",
-        lambda v: v >= 1,
-        "at least 1",
-    ),
-    (
-        "select.bound private.epsilon private.budget finetune.learning_rate",
-        lambda v: 0 < v < math.inf,
-        "a positive, finite number",
-    ),
-    ("select.uncertain", lambda v: 1 <= v < math.inf, "a finite number of at least 1"),
-    ("select.seed finetune.crop finetune.cutout", lambda v: v >= 0, "at least 0"),
-    ("select.quantile", lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    ("private.support", lambda v: 0 < v < 1, "above 0 and below 1"),
-)
+_RANGES = {
+    "at least 1": """
+        model.outputs select.n select.components select.each select.top private.size private.records_per_user
+        finetune.epochs finetune.batch_size
+    """,
+    "a positive, finite number": "select.bound private.epsilon private.budget finetune.learning_rate",
+    "a finite number of at least 1": "select.uncertain",
+    "a finite number of at least 0": "select.seed finetune.crop finetune.cutout",
+    "at least 0 and below 1": "select.quantile",
+    "above 0 and below 1": "private.support finetune.share",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectConfig:
-    """A whole file. Relative paths are relative to it."""
+class SelectConfig(ConfigFile):
+    """A whole file."""
 
-    path: Path
     model: ReleasedSection
     pool: PoolSection
     select: SelectSection
     private: PrivateSection | None
     finetune: FinetuneSection
-
-    def file(self, name: str) -> Path:
-        return self.path.parent / name
 
     @property
     def out(self) -> Path:
@@ -153,66 +146,29 @@ class SelectConfig:
     @property
     def options(self) -> dict[str, Any]:
         """Those of the strategy that were given."""
-        given = asdict(self.select)
-        return {key: given[key] for key in USED_BY if given[key] is not None}
+        values = asdict(self.select)
+        return only_given(**{key: values[key] for key in USED_BY})
+
+
+SECTIONS = sections_of(SelectConfig)
 
 
 def load_select_config(path: Path) -> SelectConfig:
     """Read and check a file; InvalidArgument names the section, the key and the remedy."""
-    if not path.is_file():
-        raise InvalidArgument(f"config={str(path)!r} does not exist: give the path of a TOML file.")
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"config={str(path)!r} is not valid TOML: {error}.") from None
-    for name, section in raw.items():
-        if name not in SECTIONS:
-            raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{_hint(name, SECTIONS)}.")
-        _check_keys(name, section)
-    raw.setdefault("finetune", {})
-    sections: dict[str, Any] = {
-        name: None if name == "private" and name not in raw else _section(name, kind, raw.get(name))
-        for name, kind in SECTIONS.items()
-    }
-    config = SelectConfig(path=path, **sections)
-    _check_values(config)
-    _check_strategy(config)
-    _check_private(config)
-    return config
-
-
-def _check_keys(name: str, section: Any) -> None:
-    """Here rather than with the rest, since hints are about the sections of this file."""
-    known = [f.name for f in fields(SECTIONS[name])]
-    for key in section if isinstance(section, dict) else ():
-        if key not in known:
-            others = [f"[{other}]" for other, kind in SECTIONS.items() if key in {f.name for f in fields(kind)}]
-            hint = f": it belongs to {' or '.join(others)}" if others else _hint(key, known)
-            raise InvalidArgument(f"[{name}] has no key {key!r}{hint}.")
-
-
-def _check_values(config: SelectConfig) -> None:
-    def value(name: str) -> tuple[Any, str]:
-        section, key = name.split(".")
-        found = getattr(getattr(config, section), key, None)  # [private] may be left out
-        return found, f"[{section}] {key}={found!r}"
-
-    for name, choices in _CHOICES.items():
-        found, text = value(name)
-        if found is not None and found not in choices:
-            raise InvalidArgument(f"{text} must be one of {', '.join(map(repr, choices))}.")
-    for names, right, remedy in _RANGES:
-        for name in names.split():
-            found, text = value(name)
-            if found is not None and not right(found):
-                raise InvalidArgument(f"{text} must be {remedy}.")
+    config = read_sections(SelectConfig, path, read_toml(path))
+    check_values(config, _CHOICES, _RANGES)
+    check_sizes("model", "hidden", config.model.hidden)
+    check_sizes("model", "shape", config.model.shape)
     between = config.pool.range
     if between is not None and not (len(between) == 2 and -math.inf < between[0] < between[1] < math.inf):
         raise InvalidArgument(f"[pool] range={between} must be [lowest, highest].")
-    for key in ("hidden", "shape"):
-        sizes = getattr(config.model, key)
-        if sizes is not None and (not sizes or min(sizes) < 1):
-            raise InvalidArgument(f"[model] {key}={sizes} must list sizes of at least 1.")
+    _check_strategy(config)
+    _check_private(config)
+    if config.finetune.labels_alone and "finetune.share" in config.given:
+        raise InvalidArgument(
+            f"[finetune] share={config.finetune.share} has no meaning for labels_alone=true: leave one of them out."
+        )
+    return config
 
 
 def _check_strategy(config: SelectConfig) -> None:
@@ -242,12 +198,5 @@ def _check_private(config: SelectConfig) -> None:
         raise InvalidArgument(
             f"[private] data={private.data!r} must be an .npz file with the images that were trained on."
         )
-    if not 0 < private.delta < 1 / private.size:
-        raise InvalidArgument(
-            f"[private] delta={private.delta} must lie between 0 and 1/size={1 / private.size:.3g}: a larger delta "
-            "permits publishing someone's row outright."
-        )
-    if private.budget is not None and private.budget < private.epsilon:
-        raise InvalidArgument(
-            f"[private] budget={private.budget} must be at least epsilon={private.epsilon}, which this selection costs."
-        )
+    check_delta("private", private.delta, private.size)
+    check_budget("private", private.budget, private.epsilon, "selection")

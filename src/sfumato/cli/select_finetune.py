@@ -6,16 +6,20 @@ import json
 import math
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from sfumato.augment import Augmentation
-from sfumato.cli.select_job import Job, read_record
+from sfumato.cli.augmentation import augmentation
+from sfumato.cli.select_job import Job
 from sfumato.data.tables import class_labels, layout, read_table
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
+from sfumato.nn.modes import in_mode
 from sfumato.objective import Objective
 from sfumato.public import Public
 from sfumato.run import Run
@@ -23,7 +27,16 @@ from sfumato.selection.finetune import fine_tune
 from sfumato.selection.labels import Labelled
 
 
-def finetune(job: Job, labelled: Labelled, *, source: str, again: bool, progress: bool) -> tuple[Run, Path]:
+def unlabelled(job: Job, record: Mapping[str, Any]) -> Tensor:
+    """Numbers of the images that keep what the model knew: all that were not chosen, or none if labels are alone."""
+    rest = torch.ones(len(job.pool.rows), dtype=torch.bool)
+    rest[record["indices"]] = False
+    return rest.nonzero()[:, 0][: 0 if job.config.finetune.labels_alone else None]
+
+
+def finetune(
+    job: Job, record: Mapping[str, Any], labelled: Labelled, *, source: str, again: bool, progress: bool
+) -> Run:
     """Train on the labels, which costs no privacy, and save the model; nothing is written unless all went well."""
     config, options, out = job.config, job.config.finetune, job.config.model_out
     if (out.exists() and any(out.iterdir())) and not again:
@@ -32,19 +45,20 @@ def finetune(job: Job, labelled: Labelled, *, source: str, again: bool, progress
         raise InvalidArgument(
             f"[finetune] out={str(out)!r} holds something else than a fine-tuned model: choose another."
         )
-    record = read_record(job)
     test = _test(job)
     before = None if test is None else _accuracy(job.objective, test)
-    rows = labelled.public(job.rows(job.pool.rows), objective=job.objective, seed=config.select.seed)
-    augmented = options.crop or options.flip or options.cutout
-    with own_generators(config.select.seed):  # views are drawn by torch's own
+    images, rest, seed = job.rows(job.pool.rows), unlabelled(job, record), config.select.seed
+    with own_generators(seed):  # views are drawn by torch's own
         losses = fine_tune(
             job.objective,
-            rows,
+            labelled.public(images, objective=job.objective, seed=seed),
+            unlabelled=Public(images[rest]) if len(rest) else None,
+            share=options.share,
             epochs=options.epochs,
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
-            augment=Augmentation(pad=options.crop, flip=options.flip, cutout=options.cutout) if augmented else None,
+            augment=augmentation(options),
+            seed=seed,
             progress=progress,
         )
     weights = {name: t.detach().clone() for name, t in job.objective.module.state_dict().items()}
@@ -53,18 +67,22 @@ def finetune(job: Job, labelled: Labelled, *, source: str, again: bool, progress
     metrics = {"step": float(len(losses)), "loss": losses[-1]}
     if before is not None and test is not None:
         metrics |= {"test_accuracy_before": before, "test_accuracy": _accuracy(job.objective, test)}
-    told = f"Afterwards the model was trained on {len(labelled.indices)} public images, labelled {source}: at no cost."
-    privacy = record["privacy"]
+    others = f", and on {len(rest)} others towards what it said of them before" if len(rest) else ""
+    told = (
+        f"Afterwards the model was trained on {len(labelled.indices)} public images, labelled {source}{others}: at no "
+        "cost."
+    )
+    used = {"labels": len(labelled.indices), "unlabelled": len(rest), "source": source}
     run = Run(
         weights=weights,
-        config={"finetuned": {**asdict(options), "labels": len(labelled.indices), "source": source}},
+        config={"finetuned": {**asdict(options), **used}},
         history=[metrics],
-        statement=privacy["statement"],
-        statement_text=f"{privacy['statement_text']}\n{told}\n",
+        statement=record["privacy"]["statement"],
+        statement_text=f"{record['privacy']['statement_text']}\n{told}\n",
         steps_taken=len(losses),
     )
     _save(run, job, out)
-    return run, out
+    return run
 
 
 def _save(run: Run, job: Job, out: Path) -> None:
@@ -108,7 +126,7 @@ def _test(job: Job) -> Public | None:
 
 @torch.no_grad()
 def _accuracy(objective: Objective, test: Public) -> float:
-    module = objective.module.eval()
-    hits = [(module(inputs).argmax(1) == labels) for inputs, labels in test.batches(1024)]
-    module.train()
+    module = objective.module
+    with in_mode(module, training=False):
+        hits = [(module(inputs).argmax(1) == labels) for inputs, labels in test.batches(1024)]
     return float(torch.cat(hits).double().mean())

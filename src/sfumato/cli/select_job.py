@@ -17,23 +17,24 @@ from torch import Tensor
 
 import sfumato
 from sfumato.checkpoint import held_checkpoint
+from sfumato.cli.augmentation import check_augmentation
+from sfumato.cli.config_file import only_given
+from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.cli.model import row_shape
 from sfumato.cli.sections import ModelSection
-from sfumato.cli.select_config import FinetuneSection, PrivateSection, SelectConfig
+from sfumato.cli.select_config import PrivateSection, SelectConfig
 from sfumato.cli.select_model import finished_run, model_section, released_module, scaled_range, weights_sha256
-from sfumato.cli.select_pool import Array, Pool, pictures, read_pool
-from sfumato.data.samplers import FullBatch
+from sfumato.cli.select_pool import Pool, pictures, read_pool
+from sfumato.data.arrays import Array
 from sfumato.data.tables import Scaling, layout, read_table
 from sfumato.errors import InvalidArgument
 from sfumato.objective import Objective, cross_entropy
-from sfumato.privacy import accounting, calibration
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.mechanisms import Adjacency, DiscreteLaplace, Gaussian, Mechanism
 from sfumato.private import Private
 from sfumato.public import Public
-from sfumato.questions import Gram
 from sfumato.run import Run
+from sfumato.selection.advice import QuestionAdvice, advise_questions
 from sfumato.selection.baselines import Entropy, KCenter, Margin, Random
 from sfumato.selection.diverse_public import DiversePublic
 from sfumato.selection.near_private import NearPrivate
@@ -58,7 +59,7 @@ class Job:
     between: tuple[float, float] | None  # what is mapped to 0..1
     classes: tuple[str, ...]
     strategy: Strategy
-    asked: Asked | None
+    asked: QuestionAdvice | None
 
     def settings(self) -> dict[str, Any]:
         """What the choice depends on: the same again gives the same sheet."""
@@ -86,15 +87,6 @@ class Job:
         return torch.from_numpy(np.ascontiguousarray(scaled)).reshape(len(values), *self.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The noise of the two questions of near-private, and what they cost together."""
-
-    pca: float
-    support: float
-    cost: accounting.Cost
-
-
 def prepare(config: SelectConfig) -> Job:
     """Read what is public and check all of it; no private value, no ledger, nothing written."""
     folder = config.file(config.model.weights)
@@ -112,9 +104,10 @@ def prepare(config: SelectConfig) -> Job:
             "each of them."
         )
     check_classes(classes)
-    _check_augmentation(config.finetune, shape)
+    check_augmentation("finetune", config.finetune, shape)
     pictures(pool, np.arange(1), tuple(model.shape or ()), between)  # what cannot be shown is told of now
     objective = Objective(released_module(config, model, shape, run), cross_entropy)
+    strategy = _strategy(config)
     return Job(
         config=config,
         model=model,
@@ -124,20 +117,9 @@ def prepare(config: SelectConfig) -> Job:
         shape=shape,
         between=between,
         classes=classes,
-        strategy=_strategy(config),
-        asked=None if config.private is None else _calibrated(config.private, config.select.voters),
+        strategy=strategy,
+        asked=_advice(strategy, config.private),
     )
-
-
-def _check_augmentation(options: FinetuneSection, shape: tuple[int, ...]) -> None:
-    for key in ("crop", "flip", "cutout"):
-        value = getattr(options, key)
-        if value and len(shape) != 3:
-            raise InvalidArgument(
-                f"[finetune] {key} needs [model] shape = [channels, height, width], not rows of {list(shape)}: give it."
-            )
-        if value and value is not True and value >= min(shape[1:]):
-            raise InvalidArgument(f"[finetune] {key}={value} must be below the images' {shape[1]} x {shape[2]}.")
 
 
 # ------------------------------------------------------------------------------------------------ choosing
@@ -221,7 +203,7 @@ def _chosen(job: Job) -> dict[str, Any]:
         found, latest = _near_private(job, private, model, pool)
         statement, statement_text = latest.to_json(), latest.to_text()
         assert job.asked is not None
-        cost = job.asked.cost.epsilon
+        cost = job.asked.together
         text = (
             f"Two questions were asked of the dataset {private.name!r}, for epsilon={cost:.4g} at "
             f"delta={private.delta:g}; all that was ever asked of it costs at most epsilon={latest.epsilon:.4g}."
@@ -239,8 +221,7 @@ def _near_private(job: Job, options: PrivateSection, model: Released, pool: Publ
     assert isinstance(strategy, NearPrivate)
     assert asked is not None
     rows = _private_rows(job, options)
-    where = options.ledger if "://" in options.ledger else str(config.file(options.ledger))
-    with Ledger(where) as ledger:
+    with Ledger(config.place(options.ledger)) as ledger:
         known = options.budget is None and options.name in ledger.account_names()
         private = Private(
             rows[0],
@@ -265,7 +246,8 @@ def _near_private(job: Job, options: PrivateSection, model: Released, pool: Publ
         lines = strategy.lines(private, pca=asked.pca, support=asked.support)
         plan = private.plan(*lines, resume_key=key + secrets.token_hex(8), note="selection")
         try:
-            found = strategy(model, pool, config.select.n, private.ask)
+            with interruptible(CHARGED):
+                found = strategy(model, pool, config.select.n, private.ask)
         finally:
             plan.close()
         return found, private.statement()
@@ -282,32 +264,17 @@ def _private_rows(job: Job, options: PrivateSection) -> tuple[Tensor, Array | No
     return job.rows(read.features), read.users
 
 
-def _calibrated(options: PrivateSection, voters: str | None) -> Asked:
+def _advice(strategy: Strategy, options: PrivateSection | None) -> QuestionAdvice | None:
     """Noise for both questions, so that they cost epsilon together; decided before anything is asked."""
-    adjacency, everyone = Adjacency(options.adjacency), FullBatch(size=options.size)
-    question = (TopK if voters == "top-k" else Threshold).question
-    steps = question.replace_factor if adjacency is Adjacency.REPLACE_ONE else 1.0
-    votes = Mechanism(
-        question=question.kind(),
-        noise=DiscreteLaplace(steps / (options.support * options.epsilon)),
-        sampler=everyone,
-        times=1,
-        replace_factor=question.replace_factor,
+    if options is None or not isinstance(strategy, NearPrivate):
+        return None
+    return advise_questions(
+        strategy,
+        budget=Budget(options.epsilon, options.delta),
+        size=options.size,
+        support=options.support,
+        adjacency=options.adjacency,
     )
-    pca = calibration.noise_multiplier(
-        epsilon=options.epsilon,
-        delta=options.delta,
-        sampler=everyone,
-        steps=1,
-        adjacency=adjacency,
-        extra=[votes],
-        replace_factor=Gram.replace_factor,
-    )
-    gram = Mechanism(
-        question=Gram.kind(), noise=Gaussian(pca), sampler=everyone, times=1, replace_factor=Gram.replace_factor
-    )
-    cost = accounting.epsilon([gram, votes], delta=options.delta, adjacency=adjacency)
-    return Asked(pca=pca, support=votes.noise.scale, cost=cost)
 
 
 def _strategy(config: SelectConfig) -> Strategy:
@@ -317,10 +284,10 @@ def _strategy(config: SelectConfig) -> Strategy:
         shared["uncertainty"] = {"entropy": entropy, "margin": margin}[given["uncertainty"]]
     if select.strategy == "near-private":
         top = select.voters == "top-k"
-        voters = TopK(k=select.top) if top else Threshold(**_given(quantile=select.quantile))
+        voters = TopK(k=select.top) if top else Threshold(**only_given(quantile=select.quantile))
         return NearPrivate(voters=voters, bound=select.bound, **shared)
     if select.strategy == "diverse-public":
-        return DiversePublic(seed=select.seed, **_given(each=select.each), **shared)
+        return DiversePublic(seed=select.seed, **only_given(each=select.each), **shared)
     made: dict[str, Callable[[], Strategy]] = {
         "random": partial(Random, seed=select.seed),
         "entropy": Entropy,
@@ -328,10 +295,6 @@ def _strategy(config: SelectConfig) -> Strategy:
         "k-center": partial(KCenter, seed=select.seed),
     }
     return made[select.strategy]()
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _short(value: Any) -> str:

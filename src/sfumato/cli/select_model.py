@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.cli.model import _importable, _module, _try
+from sfumato.cli.model import check_outputs, make_module
 from sfumato.cli.sections import ModelSection
 from sfumato.cli.select_config import SelectConfig
 from sfumato.errors import InvalidArgument
@@ -64,8 +64,8 @@ def scaled_range(config: SelectConfig, trained: dict[str, Any]) -> tuple[float, 
 
 def released_module(config: SelectConfig, model: ModelSection, shape: tuple[int, ...], run: Run) -> nn.Module:
     folder = str(config.file(config.model.weights))
-    with own_generators(0), _importable(config):  # type: ignore[arg-type]  # of which it needs the path
-        module = _module(model, shape)
+    with own_generators(0):
+        module = make_module(config, model, shape)
     if config.model.ema and run.ema is None:
         raise InvalidArgument(
             f"[model] ema=true, and the run in weights={folder!r} kept no moving average: leave it out."
@@ -80,12 +80,7 @@ def released_module(config: SelectConfig, model: ModelSection, shape: tuple[int,
             f"weights={folder!r} of {found.get(name)}: describe the model that was trained."
         )
     module.load_state_dict(weights)
-    with own_generators(), torch.no_grad():
-        answer = _try(model.kind, lambda: module.eval()(torch.zeros(2, *shape)))
-    if tuple(answer.shape) != (2, model.outputs):
-        raise InvalidArgument(
-            f"[model] kind={model.kind!r} gives {tuple(answer.shape)[1:]} values per row, not {model.outputs}."
-        )
+    check_outputs(module, model, torch.zeros(2, *shape))
     module.train()
     return module
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sfumato.data.arrays import Array, read_arrays
+from sfumato.data.image_files import ENDINGS, image_files, read_images
 from sfumato.errors import InvalidArgument
-
-Array = npt.NDArray[Any]
-_ARRAYS, _LABELS = ("x_pool", "x_public", "x", "images"), ("y_pool", "y_public", "y", "labels")
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +35,7 @@ def read_pool(path: Path, channels: int | None) -> Pool:
         return _folder(path, channels)
     if not path.exists():
         raise InvalidArgument(f"[pool] images={str(path)!r} does not exist: check the path.")
-    rows = _array(path, "[pool] images", _ARRAYS)
+    rows = _array(path, "[pool] images", "x_pool", "x_public", "x", "images")
     if rows.dtype.kind not in "biuf" or rows.ndim < 2 or not len(rows):
         raise InvalidArgument(f"[pool] images={str(path)!r} must hold one row of numbers per image, not {rows.dtype}.")
     if not bool(np.isfinite(rows).all()):
@@ -58,7 +53,7 @@ def read_oracle(path: Path) -> Array:
         except (ValueError, EOFError):
             raise InvalidArgument(f"--oracle={str(path)!r} is not an NPY file: write it with numpy.save.") from None
     else:
-        labels = _array(path, "--oracle", _LABELS)
+        labels = _array(path, "--oracle", "y_pool", "y_public", "y", "labels")
     whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all()))
     return labels.astype(np.int64) if whole else labels
 
@@ -89,41 +84,15 @@ def pictures(pool: Pool, indices: Array, shape: tuple[int, ...] | None, between:
     return torch.from_numpy(np.ascontiguousarray(values.clip(0.0, 1.0)))
 
 
-def _array(path: Path, what: str, names: tuple[str, ...]) -> Array:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            known = {name.lower(): name for name in arrays.files}
-            wanted = next((known[name] for name in names if name in known), None)
-            if wanted is None:
-                raise InvalidArgument(f"{what}={str(path)!r} must hold the array {' or '.join(names)}: rename it.")
-            found: Array = arrays[wanted]
-            return found
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        if isinstance(error, InvalidArgument):
-            raise
-        raise InvalidArgument(f"{what}={str(path)!r} is not an NPZ file: write it with numpy.savez.") from None
+def _array(path: Path, what: str, *names: str) -> Array:
+    (found,) = read_arrays(path, what, [(name,) for name in names])
+    assert found is not None
+    return found
 
 
 def _folder(path: Path, channels: int | None) -> Pool:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise InvalidArgument("[pool] images is a folder, which needs Pillow: pip install pillow.") from None
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file())
+    files = image_files(path, below=True)
     if not files:
-        raise InvalidArgument(f"[pool] images={str(path)!r} holds no {', '.join(_ENDINGS)} files: check the path.")
-    found: list[Array] = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                grey = channels == 1 or (channels is None and not found and image.mode in ("L", "1"))
-                channels = channels or (1 if grey else 3)
-                values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
-            raise InvalidArgument(f"[pool] images: {str(file)!r} cannot be read as an image: remove it.") from None
-        row = values[None] if channels == 1 else values.transpose(2, 0, 1)
-        if found and row.shape != found[0].shape:
-            size = " x ".join(map(str, found[0].shape[1:]))
-            raise InvalidArgument(f"[pool] images: {str(file)!r} is not {size} like the others: bring all to one size.")
-        found.append(row)
-    return Pool(rows=np.stack(found), names=tuple(str(p.relative_to(path)) for p in files))
+        raise InvalidArgument(f"[pool] images={str(path)!r} holds no {', '.join(ENDINGS)} files: check the path.")
+    rows = read_images(files, "[pool] images", channels=channels)
+    return Pool(rows=rows, names=tuple(str(p.relative_to(path)) for p in files))

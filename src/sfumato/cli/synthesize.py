@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.cli.device import DeviceName, find_device
+from sfumato.cli.facts import tell
+from sfumato.cli.interruption import interruptible, kept
 from sfumato.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def synthesize(
         int | None, typer.Option(min=1, help="Add so many rows to a finished synthesis, without training.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Replace what is in the folder already.")] = False,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
+    device: Annotated[DeviceName, typer.Option(help="Where to train.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Train a generator on public rows as a config file says, and save what it makes. Costs no privacy."""
@@ -37,13 +39,9 @@ def synthesize(
     if more is not None and (again or dry_run):
         raise InvalidArgument(f"--more={more} goes without --again and --dry-run: leave them out.")
 
-    from sfumato.cli.account import print_facts
-
-    facts, title = _done(checked, _device(device), dry_run, more, again, progress=not as_json and sys.stdout.isatty())
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        print_facts({name.replace("_", " "): value for name, value in _flat(facts).items()}, title)
+    progress = not as_json and sys.stdout.isatty()
+    facts, title = _done(checked, find_device(device), dry_run, more, again, progress=progress)
+    tell(facts, title, as_json=as_json, shown=_shown(facts))
 
 
 def _done(
@@ -57,19 +55,8 @@ def _done(
     job = prepare(config, device, again=again)
     if dry_run:
         return _plan(job, again=again), f"Plan of {config.path} (nothing was trained or written)"
-    try:
+    with interruptible(kept(config.folder, again=again)):
         return _result(config, execute(job, again=again, progress=progress)), f"Made as {config.path} says"
-    except KeyboardInterrupt:
-        typer.echo(f"{config.folder} keeps what was done: the same command goes on from there.", err=True)
-        raise
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgument("--device=cuda is not there: torch sees no GPU, so use --device cpu.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def _plan(job: Job, *, again: bool) -> dict[str, Any]:
@@ -118,16 +105,14 @@ def _result(config: SynthesisConfig, provenance: dict[str, Any]) -> dict[str, An
     }
 
 
-def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """For people: measures as lines of their own with what they were taken by, and no line for what is not there."""
-    flat: dict[str, Any] = {}
+def _shown(facts: dict[str, Any]) -> dict[str, Any]:
+    """For people: measures and seconds as lines of their own."""
+    shown: dict[str, Any] = {}
     for name, value in facts.items():
         if name == "measures" and isinstance(value, dict):
-            flat |= {key: f"{found['value']:.4g} by {found['by']}" for key, found in value.items()}
-        elif isinstance(value, dict):
-            flat |= {f"{key} {name}": f"{number:.1f}" for key, number in value.items()}
-        elif isinstance(value, list):
-            flat[name] = " ".join(map(str, value)) or None
+            shown |= {key: f"{found['value']:.4g} by {found['by']}" for key, found in value.items()}
+        elif name == "seconds" and isinstance(value, dict):
+            shown |= {f"{key} seconds": f"{seconds:.1f}" for key, seconds in value.items()}
         else:
-            flat[name] = value
-    return {name: value for name, value in flat.items() if value is not None}
+            shown[name] = value or None if isinstance(value, list) else value
+    return shown

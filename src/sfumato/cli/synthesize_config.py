@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sfumato.cli.values import check_values
+from sfumato.cli.config_file import ConfigFile, check_values, read_sections, sections_of
 from sfumato.errors import InvalidArgument
-from sfumato.experiments.reading import read, suggestion
-from sfumato.experiments.spec import read_toml
+from sfumato.reading import read_toml
 
 NOT_PUBLIC = "a generator that has seen private rows or answers is not public any more, and neither is what it makes"
 
@@ -125,41 +123,23 @@ class OutputSection:
     folder: str
 
 
-SECTIONS: dict[str, type[Any]] = {
-    "data": DataSection,
-    "generator": GeneratorSection,
-    "guidance": GuidanceSection,
-    "sample": SampleSection,
-    "measure": MeasureSection,
-    "output": OutputSection,
-}
-_MAY_BE_LEFT_OUT = ("generator", "guidance", "measure")
-
-
 @dataclass(frozen=True, kw_only=True)
-class SynthesisConfig:
-    """A whole file. Relative paths are relative to it."""
+class SynthesisConfig(ConfigFile):
+    """A whole file."""
 
-    path: Path
     data: DataSection
     generator: GeneratorSection
     guidance: GuidanceSection | None
     sample: SampleSection
     measure: MeasureSection
     output: OutputSection
-    given: frozenset[str]  # "section.key", as written in the file
-
-    def file(self, name: str) -> Path:
-        return self.path.parent / name
 
     @property
     def folder(self) -> Path:
         return self.file(self.output.folder)
 
-    def to_json(self) -> dict[str, Any]:
-        sections = {name: getattr(self, name) for name in SECTIONS}
-        return {name: None if section is None else asdict(section) for name, section in sections.items()}
 
+SECTIONS = sections_of(SynthesisConfig)
 
 _CHOICES = {
     "data.target": ("class", "number"),
@@ -187,7 +167,7 @@ _RANGES = {
     "at least 0 and below 1": "data.held_out generator.dropout",
     "between 0 and 1": "generator.augment_p generator.shrinkage",
 }
-_NETWORK = ("channels", "multipliers", "blocks", "attention", "dropout")
+NETWORK = ("channels", "multipliers", "blocks", "attention", "dropout")
 _ONLY_OF_IMAGES = ("data.shape", "data.range", "sample.steps", "sample.stochastic", "sample.batch_size")
 _ONLY_OF_AUGMENTATION = ("measure.crop", "measure.flip", "measure.cutout")
 _ONLY_OF_TABLES = ("data.label", "data.classes", "data.target", "data.categorical", "generator.shrinkage")
@@ -196,22 +176,12 @@ _ONLY_OF_TABLES = ("data.label", "data.classes", "data.target", "data.categorica
 def load_synthesis_config(path: Path) -> SynthesisConfig:
     """Read and check a file; InvalidArgument names the section, the key and the remedy."""
     raw = read_toml(path)
-    for name, table in raw.items():
-        keys = table if isinstance(table, dict) else ()
-        if name in ("private", "privacy") or "private" in keys:
-            what = f"[{name}]" if name in ("private", "privacy") else f"[{name}] private={table['private']!r}"
+    for name, section in raw.items():
+        named = name in ("private", "privacy")
+        if named or (isinstance(section, dict) and "private" in section):
+            what = f"[{name}]" if named else f"[{name}] private={section['private']!r}"
             raise InvalidArgument(f"{what} has no place in a synthesis: {NOT_PUBLIC}.")
-        if name not in SECTIONS:
-            raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{suggestion(name, SECTIONS)}.")
-    for name in SECTIONS:
-        if name not in raw and name not in _MAY_BE_LEFT_OUT:
-            raise InvalidArgument(f"[{name}] is missing from the config: add the section.")
-    given = frozenset(f"{name}.{key}" for name, table in raw.items() if isinstance(table, dict) for key in table)
-    sections = {
-        name: None if name == "guidance" and name not in raw else read(kind, raw.get(name, {}), f"[{name}]")
-        for name, kind in SECTIONS.items()
-    }
-    config = SynthesisConfig(path=path, given=given, **sections)  # type: ignore[arg-type]
+    config = read_sections(SynthesisConfig, path, raw)
     check_values(config, _CHOICES, _RANGES)
     _check_together(config)
     return config
@@ -236,7 +206,7 @@ def check_of_use(config: SynthesisConfig, *, tables: bool) -> None:
         return
     if (generator.images is None) == (generator.seconds is None):
         raise InvalidArgument("[generator] needs images or seconds, one of the two: how long to train.")
-    numbers = [key for key in _NETWORK if getattr(generator, key) is not None]
+    numbers = [key for key in NETWORK if getattr(generator, key) is not None]
     if (generator.size is None) == (not numbers):
         raise InvalidArgument(
             "[generator] needs a size, 'digits', 'cifar' or 'ddpmpp', or numbers in its place: channels, multipliers, "

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.cli.synthesize_config import SynthesisConfig, check_of_use
+from sfumato.cli.config_file import only_given
+from sfumato.cli.synthesize_config import NETWORK, SynthesisConfig, check_of_use
 from sfumato.cli.synthesize_measures import check_measures, measured
-from sfumato.cli.synthesize_record import Folder, Record, check_same
+from sfumato.cli.synthesize_record import Folder, Record, check_unchanged
 from sfumato.cli.synthesize_rows import ImageRows, Scale, TableRows, npz, read_rows, split, taken
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
@@ -159,7 +160,7 @@ def add_more(config: SynthesisConfig, n: int, device: torch.device, *, progress:
     if n < 1:
         raise InvalidArgument(f"--more={n} must be at least 1: it is how many rows to add.")
     provenance = Folder(config.folder).finished()
-    check_same(config, provenance)
+    check_unchanged(config, provenance)
     # The next stream of the same seed, so that no draw repeats another.
     seed = int(np.random.SeedSequence([config.sample.seed, len(provenance["draws"])]).generate_state(1)[0])
     start = time.perf_counter()
@@ -217,9 +218,7 @@ def _network(config: SynthesisConfig, rows: ImageRows) -> UNet:
     with own_generators(generator.seed):
         if generator.size is not None:
             return _SIZES[generator.size](**common)
-        names = ("channels", "multipliers", "blocks", "attention", "dropout")
-        numbers = {name: getattr(generator, name) for name in names}
-        return unet(**common, **{name: value for name, value in numbers.items() if value is not None})
+        return unet(**common, **only_given(**{name: getattr(generator, name) for name in NETWORK}))
 
 
 def _discriminator(config: SynthesisConfig, rows: ImageRows) -> Discriminator:
@@ -255,7 +254,7 @@ def _generator(job: Job, record: Record, *, progress: bool) -> Generator:
         "seed": options.seed,
     }
     with record.timed("training"), Patience() as patience:
-        images = record.images or options.images or _images_in(options.seconds or 0, public, job.network, settings)
+        images = record.images or options.images or images_in(options.seconds or 0, public, job.network, settings)
         record.images = images
         generator = train_generator(
             public,
@@ -274,7 +273,7 @@ def _generator(job: Job, record: Record, *, progress: bool) -> Generator:
     return generator
 
 
-def _images_in(seconds: float, public: Any, network: UNet, settings: Mapping[str, Any]) -> int:
+def images_in(seconds: float, public: Any, network: UNet, settings: Mapping[str, Any]) -> int:
     """How many images a training of about so long sees, from how fast its steps are; the network stays as it is."""
     batch_size = int(settings["batch_size"])
 

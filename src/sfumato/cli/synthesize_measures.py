@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.augment import Augmentation
+from sfumato.cli.augmentation import augmentation, check_augmentation
 from sfumato.cli.synthesize_config import MeasureSection, SynthesisConfig
 from sfumato.cli.synthesize_rows import ImageRows, TableRows, refuse_private, taken
 from sfumato.errors import InvalidArgument
@@ -52,7 +52,7 @@ def check_measures(config: SynthesisConfig, rows: Rows, kept: Tensor, held: Tens
     if measure.cas:
         if rows.labels is None or rows.labels.is_floating_point():
             raise InvalidArgument("[measure] cas needs classes, and the public rows have none: leave it out.")
-        _check_sides(measure, rows)
+        check_augmentation("measure", measure, tuple(rows.rows.shape[1:]))
         _classifier(measure, rows, kept)
 
 
@@ -122,14 +122,12 @@ def _cas(
     shown: bool,
 ) -> dict[str, Any]:
     autocast = torch.bfloat16 if device.type == "cuda" else None
-    pad, flip, cutout = measure.crop, measure.flip, measure.cutout
-    augment = Augmentation(pad=pad, flip=flip, cutout=cutout) if pad or flip or cutout else None
     train = partial(
         warm_up,
         steps=measure.steps,
         batch_size=measure.batch_size,
         learning_rate=measure.learning_rate,
-        augment=augment,
+        augment=augmentation(measure),
         progress=shown,
     )
     name, module = classifier
@@ -189,11 +187,3 @@ def _numbered(public: Public, rows: Rows) -> Public:
     """Classes counted from 0, as outputs are."""
     features, labels = public.batch()
     return Public((features, torch.searchsorted(_known(rows), labels.long())), seed=0)
-
-
-def _check_sides(measure: MeasureSection, rows: Rows) -> None:
-    side = min(rows.rows.shape[2:], default=0)
-    if measure.crop >= side > 0 or measure.cutout > side > 0:
-        raise InvalidArgument(
-            f"[measure] crop={measure.crop} and cutout={measure.cutout} must fit into images of {side} pixels."
-        )

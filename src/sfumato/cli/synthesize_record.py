@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from sfumato.cli.config_file import check_same
 from sfumato.cli.synthesize_config import SynthesisConfig
 from sfumato.errors import InvalidArgument
 from sfumato.synthesis import store
@@ -77,7 +78,7 @@ class Folder:
             )
         if self.began.exists():
             if not again:
-                check_same(config, self.read())
+                check_unchanged(config, self.read())
             return
         for path in (self.rows, self.grid, self.discriminator, self.checkpoint, self.generator, self.provenance):
             if path.exists():
@@ -137,18 +138,10 @@ class Record:
         store.put(self._path, (json.dumps(self._facts, indent=2) + "\n").encode())
 
 
-def check_same(config: SynthesisConfig, record: dict[str, Any]) -> None:
+def check_unchanged(config: SynthesisConfig, record: Mapping[str, Any]) -> None:
     """A synthesis goes on with the config it began with."""
-    before = record.get("config") or {}
-    for section, values in json.loads(json.dumps(config.to_json())).items():
-        old_values = before.get(section, values)
-        began = "when the synthesis in [output] folder began: put it back, choose another folder, or use --again"
-        if (old_values is None) != (values is None):
-            raise InvalidArgument(f"[{section}] was {'not ' if old_values is None else ''}there {began}.")
-        for key, value in (values or {}).items():
-            old = (old_values or {}).get(key, value)
-            if old != value and f"{section}.{key}" not in _MAY_CHANGE:
-                raise InvalidArgument(f"[{section}] {key}={value!r} was {old!r} {began}.")
+    began, otherwise = "the synthesis in [output] folder", "choose another folder, or use --again"
+    check_same(config, record.get("config") or {}, may_change=_MAY_CHANGE, began=began, otherwise=otherwise)
 
 
 def _read(path: Path) -> dict[str, Any]:

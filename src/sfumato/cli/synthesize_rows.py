@@ -5,25 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sfumato.cli.synthesize_config import NOT_PUBLIC, DataSection, SynthesisConfig
+from sfumato.data.arrays import Array, read_arrays
+from sfumato.data.image_files import ENDINGS, image_files, read_images
 from sfumato.data.tables import layout, read_table
 from sfumato.errors import InvalidArgument
 from sfumato.public import Public
-
-Array = npt.NDArray[Any]
-
-_PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +148,8 @@ def npz(arrays: dict[str, Array]) -> bytes:
 
 
 def _npz(path: Path, data: DataSection) -> ImageRows | TableRows:
-    x, y = _arrays(path)
+    x, y = read_arrays(path, "[data] public", [("x", "y"), ("x_public", "y_public")])  # as `sfumato train` has them
+    assert x is not None
     where = f"[data] public={str(path)!r}"
     if x.dtype.kind not in "biuf" or x.ndim < 2 or not len(x):
         raise InvalidArgument(f"{where} has X of the shape {x.shape} and type {x.dtype}: give one row of numbers each.")
@@ -191,23 +187,6 @@ def _npz(path: Path, data: DataSection) -> ImageRows | TableRows:
         rows=torch.from_numpy(np.array(pixels)).reshape(len(x), *shape),
         labels=labels,
         scale=Scale(row_shape=tuple(x.shape[1:]), limits=(low, high), dtype=x.dtype.name),
-    )
-
-
-def _arrays(path: Path) -> tuple[Array, Array | None]:
-    """X and y, or x_public and y_public, as `sfumato train` names them; y may be missing."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = {name.lower(): name for name in file.files}
-            for ending in ("", "_public"):
-                if f"x{ending}" in names:
-                    y = names.get(f"y{ending}")
-                    return file[names[f"x{ending}"]], None if y is None else file[y]
-    except (ValueError, EOFError, zipfile.BadZipFile):
-        raise InvalidArgument(f"[data] public={str(path)!r} cannot be read: write it with numpy.savez.") from None
-    raise InvalidArgument(
-        f"[data] public={str(path)!r} holds the arrays {', '.join(names.values())}: public rows are to be called X and "
-        "y, or x_public and y_public."
     )
 
 
@@ -250,14 +229,14 @@ def _pictures(folder: Path) -> ImageRows:
     """One folder per class, in the order of their names; or images without classes."""
     kinds = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     places = kinds or [folder]
-    files = [sorted(p for p in place.iterdir() if p.suffix.lower() in _PICTURES) for place in places]
+    files = [image_files(place) for place in places]
     for place, found in zip(places, files, strict=True):
         if not found:
             raise InvalidArgument(
-                f"[data] public={str(place)!r} holds no images ({', '.join(sorted(_PICTURES))}): remove the folder, or "
+                f"[data] public={str(place)!r} holds no images ({', '.join(ENDINGS)}): remove the folder, or "
                 "name another."
             )
-    images = _opened([path for found in files for path in found])
+    images = read_images([path for found in files for path in found], "[data] public")
     labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
     return ImageRows(
         rows=torch.from_numpy(images),
@@ -265,25 +244,3 @@ def _pictures(folder: Path) -> ImageRows:
         names=tuple(place.name for place in kinds),
         scale=Scale(row_shape=images.shape[1:]),
     )
-
-
-def _opened(paths: Sequence[Path]) -> Array:
-    """(N, C, H, W), of one channel if all are grey."""
-    from PIL import Image, UnidentifiedImageError
-
-    found: list[Array] = []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
-        except (UnidentifiedImageError, OSError):
-            raise InvalidArgument(f"[data] public: {str(path)!r} cannot be read as an image: remove it.") from None
-        if found and pixels.shape[:2] != found[0].shape[:2]:
-            raise InvalidArgument(
-                f"[data] public: {str(path)!r} has {pixels.shape[1]} x {pixels.shape[0]} pixels and others "
-                f"{found[0].shape[1]} x {found[0].shape[0]}: bring all images to one size."
-            )
-        found.append(pixels)
-    if all(pixels.ndim == 2 for pixels in found):
-        return np.stack(found)[:, None]
-    return np.stack([np.repeat(p[..., None], 3, 2) if p.ndim == 2 else p for p in found]).transpose(0, 3, 1, 2).copy()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sfumato.cli.facts import in_one_line, tell
 
 if TYPE_CHECKING:
     from sfumato.cli.config import Config
@@ -30,7 +31,6 @@ def train(
 
     checked = load_config(config)  # before torch is loaded: a misspelt key is told at once
 
-    from sfumato.cli.account import print_facts
     from sfumato.cli.job import execute, prepare
 
     job = prepare(checked)
@@ -52,31 +52,21 @@ def train(
             "metrics": {k: v for k, v in run.metrics.items() if k not in ("step", "epsilon")},
             "seconds": round(run.seconds, 3),
         }
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        print_facts({name.replace("_", " "): value for name, value in _flat(facts).items()}, title)
+    tell(facts, title, as_json=as_json, shown=_shown(facts))
 
 
-def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """For people: metrics as lines of their own, lists and options in one line, and no line for what is not there."""
-    flat: dict[str, Any] = {}
+def _shown(facts: dict[str, Any]) -> dict[str, Any]:
+    """For people: metrics, and the methods with their options, as lines of their own."""
+    shown: dict[str, Any] = {}
     for name, value in facts.items():
         if name == "metrics":
-            flat |= value
+            shown |= value
         elif name == "method":
-            flat["method"] = " on ".join(value)
-            flat |= {f"  {layer}": _line(options) for layer, options in value.items()}
-        elif isinstance(value, dict):
-            flat[name] = _line(value)
-        elif value is not None:
-            flat[name] = ", ".join(value) if isinstance(value, list) else value
-    return flat
-
-
-def _line(options: dict[str, Any]) -> str:
-    shown = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in options.items() if v is not None}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+            shown["method"] = " on ".join(value)
+            shown |= {f"  {layer}": in_one_line(options) for layer, options in value.items()}
+        else:
+            shown[name] = value
+    return shown
 
 
 def _plan(job: Job) -> dict[str, Any]:

@@ -36,8 +36,9 @@ def features(X: Any, what: str) -> Array:
     if array.dtype.kind == "c":
         raise InvalidArgument(f"Complex data not supported: give {what} as real numbers.")
     try:
-        array = array.astype(np.float64, copy=False)
-    except ValueError:  # it quotes the cell; a TypeError quotes a type
+        with np.errstate(over="ignore"):  # a warning would tell of a private value: what is too large becomes infinite
+            array = array.astype(np.float64, copy=False)
+    except (ValueError, OverflowError):  # it quotes the cell; a TypeError quotes a type
         raise InvalidArgument(f"{what} has a cell that is not a number: encode or remove it.") from None
     if array.ndim != 2:
         raise InvalidArgument(f"{what} is {array.ndim}-dimensional: Reshape your data to one row per example.")

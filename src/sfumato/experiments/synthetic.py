@@ -22,7 +22,7 @@ from sfumato.experiments.settings import Data, Settings, Synthesis, digest, stat
 from sfumato.generators import own_generators
 from sfumato.public import Public
 from sfumato.synthesis.ddpm import Ddpm
-from sfumato.synthesis.discriminator import Guidance, discriminator, train_discriminator
+from sfumato.synthesis.discriminator import Guidance, discriminator, train_guidance
 from sfumato.synthesis.edm import Edm
 from sfumato.synthesis.generator import Generator
 from sfumato.synthesis.nonleaking import AUGMENT_LABELS
@@ -115,21 +115,18 @@ def _generator(
 
 def _guide(generator: Generator, public: Batch, options: Synthesis, progress: bool) -> Guidance:
     """A discriminator of the public rows and of unguided samples, other ones than those that it will guide."""
-    samples = generator.sample(options.guide_rows, seed=_SEED + 1, progress=progress)
     with own_generators(_SEED):
         network = discriminator(_shape(public), classes=CLASSES).to(generator.device)
-    train_discriminator(
-        network,
+    return train_guidance(
+        generator,
         Public(public, seed=_SEED),
-        Public(samples, seed=_SEED),
+        network=network,
+        weight=options.guidance,
         steps=options.guide_steps,
-        sigma_min=generator.process.sigma_min,
-        sigma_max=generator.process.sigma_max,
-        autocast=generator.autocast,
-        seed=_SEED,
+        rows=options.guide_rows,
+        seed=_SEED + 1,
         progress=progress,
     )
-    return Guidance(network.requires_grad_(False), weight=options.guidance)
 
 
 def _generator_key(data: Data, synthesis: Synthesis) -> str:

@@ -1,6 +1,6 @@
 """Which public rows to label, so that a private model learns the most from them (paper 004)."""
 
-from sfumato.selection.advice import Advice, advise
+from sfumato.selection.advice import Advice, QuestionAdvice, advise, advise_questions
 from sfumato.selection.baselines import Entropy, KCenter, Margin, Random
 from sfumato.selection.diverse_public import DiversePublic
 from sfumato.selection.finetune import fine_tune
@@ -19,6 +19,7 @@ __all__ = [
     "Margin",
     "NearPrivate",
     "PrivatePCA",
+    "QuestionAdvice",
     "Random",
     "Released",
     "Strategy",
@@ -27,6 +28,7 @@ __all__ = [
     "TopKHistogram",
     "Views",
     "advise",
+    "advise_questions",
     "entropy",
     "fine_tune",
     "margin",

@@ -8,6 +8,7 @@ so many, and start from the last.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sfumato.data.samplers import FullBatch, Sampler
@@ -64,6 +65,15 @@ class Advice:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuestionAdvice:
+    """Noise multipliers of the two questions, for `NearPrivate.lines(...)`, and what both cost together."""
+
+    pca: float
+    support: float
+    together: float
+
+
 def advise(
     near: NearPrivate,
     *,
@@ -99,8 +109,7 @@ def advise(
     if not isinstance(points, int) or points < 1:
         raise InvalidArgument(f"points={points} must be a whole number of at least 1: public rows to vote for.")
     everyone = FullBatch(size=sampler.size)
-    question = near.voters.question
-    moved = question.replace_factor if adjacency is Adjacency.REPLACE_ONE else 1.0
+    moved = _moved(near, adjacency)
     unit = 1.0 if isinstance(near.voters, Threshold) else 2.0
     votes = _voters(near, sampler.size, points) / points
     if support is None:
@@ -116,16 +125,8 @@ def advise(
     def alone(mechanism: Mechanism) -> float:
         return accounting.epsilon([mechanism], delta=budget.delta, adjacency=adjacency).epsilon
 
-    gaussian = calibration.noise_multiplier(
-        epsilon=pca,
-        delta=budget.delta,
-        sampler=everyone,
-        steps=1,
-        adjacency=adjacency,
-        replace_factor=Gram.replace_factor,
-    )
-    gram = _line(Gram.kind(), Gaussian(gaussian), everyone, Gram.replace_factor)
-    counts = _line(question.kind(), DiscreteLaplace(moved / support), everyone, question.replace_factor)
+    gram = _gram(Budget(pca, budget.delta), everyone, adjacency)
+    counts = _counts(near, support, everyone, adjacency)
     terms = {"epsilon": budget.epsilon, "delta": budget.delta}
     if steps is None:
         assert noise is not None
@@ -142,8 +143,8 @@ def advise(
         budget=budget,
         steps=steps,
         training=noise,
-        pca=gaussian,
-        support=moved / support,
+        pca=gram.noise.scale,
+        support=counts.noise.scale,
         training_alone=alone(training),
         pca_alone=alone(gram),
         support_alone=support,
@@ -153,8 +154,62 @@ def advise(
     )
 
 
-def _line(question: str, noise: Gaussian | DiscreteLaplace, sampler: Sampler, replace_factor: float) -> Mechanism:
-    return Mechanism(question=question, noise=noise, sampler=sampler, replace_factor=replace_factor)
+def advise_questions(
+    near: NearPrivate,
+    *,
+    budget: Budget,
+    size: int,
+    support: float = 0.5,
+    adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+) -> QuestionAdvice:
+    """How much noise to give to the PCA and the support of a model that is trained already, in a plan of their own.
+
+    Args:
+        budget: of both together.
+        size: the declared number of privacy units.
+        support: the share of epsilon that the support costs alone; the PCA gets what that leaves.
+
+    >>> advice = advise_questions(NearPrivate(), budget=Budget(1.0, 1e-5), size=60_000)
+    >>> advice.support, round(advice.together, 3)
+    (2.0, 1.0)
+    """
+    if not 0 < support < 1:
+        raise InvalidArgument(f"support={support} must be above 0 and below 1: it is a share of epsilon.")
+    adjacency, everyone = Adjacency(adjacency), FullBatch(size=size)
+    counts = _counts(near, support * budget.epsilon, everyone, adjacency)
+    gram = _gram(budget, everyone, adjacency, beside=[counts])
+    together = accounting.epsilon([gram, counts], delta=budget.delta, adjacency=adjacency)
+    return QuestionAdvice(pca=gram.noise.scale, support=counts.noise.scale, together=together.epsilon)
+
+
+def _gram(budget: Budget, everyone: FullBatch, adjacency: Adjacency, beside: Sequence[Mechanism] = ()) -> Mechanism:
+    """The Gram matrix with the least noise that keeps the budget, for it and what is asked beside it."""
+    noise = calibration.noise_multiplier(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        sampler=everyone,
+        steps=1,
+        adjacency=adjacency,
+        extra=beside,
+        replace_factor=Gram.replace_factor,
+    )
+    return Mechanism(question=Gram.kind(), noise=Gaussian(noise), sampler=everyone, replace_factor=Gram.replace_factor)
+
+
+def _counts(near: NearPrivate, epsilon: float, everyone: FullBatch, adjacency: Adjacency) -> Mechanism:
+    """The votes, at this cost alone."""
+    question = near.voters.question
+    return Mechanism(
+        question=question.kind(),
+        noise=DiscreteLaplace(_moved(near, adjacency) / epsilon),
+        sampler=everyone,
+        replace_factor=question.replace_factor,
+    )
+
+
+def _moved(near: NearPrivate, adjacency: Adjacency) -> float:
+    """How far one unit of privacy moves the votes, in units of what one person can contribute."""
+    return near.voters.question.replace_factor if adjacency is Adjacency.REPLACE_ONE else 1.0
 
 
 def _voters(near: NearPrivate, size: int, points: int) -> float:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import InvalidArgument
-from sfumato.objective import Batch
 from sfumato.privacy.mechanisms import Noise
 from sfumato.private import Planned, Private
 from sfumato.public import Public
@@ -62,9 +61,7 @@ class NearPrivate:
         mean, scores = E_public.double().mean(0), self.uncertainty(logits)
         centred = E_public.double() - mean
 
-        def embedded(rows: Batch) -> Tensor:  # line 1: E_train
-            return model.per_row(rows, lambda views: views.embeddings.double() - mean)
-
+        embedded = model.row_map(lambda views: views.embeddings.double() - mean)  # line 1: E_train
         bound = float(centred.norm(dim=1).median()) if self.bound is None else self.bound
         k, width = candidates(pool, n, self.uncertain), centred.shape[1]
         principal(torch.eye(width), self.components)  # a wrong number is told of before anything is asked
@@ -74,15 +71,12 @@ class NearPrivate:
         S_public = _Nearest(_projected(centred[likely], P))  # line 4
         tau = self.voters.least(scores)
 
-        def votes(rows: Batch) -> Tensor:  # lines 3, 6 and 7, for each private row alone
-            def vote(views: Views) -> Tensor:
-                score = self.uncertainty(views.logits).double()
-                place = S_public(_projected(views.embeddings.double() - mean, P), score >= tau)
-                return torch.stack([score, place.to(score)], 1)
+        def vote(views: Views) -> Tensor:  # lines 3, 6 and 7, for each private row alone
+            score = self.uncertainty(views.logits).double()
+            place = S_public(_projected(views.embeddings.double() - mean, P), score >= tau)
+            return torch.stack([score, place.to(score)], 1)
 
-            return model.per_row(rows, vote)
-
-        N_support = ask(self.voters.of(votes, len(likely)))  # lines 5 to 11
+        N_support = ask(self.voters.of(model.row_map(vote), len(likely)))  # lines 5 to 11
         return likely.cpu()[descending(N_support.cpu())[:n]]  # line 12
 
 

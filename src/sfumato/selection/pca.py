@@ -49,7 +49,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         name: the declared name of the private table in that ledger.
         not_private_seed: makes the noise repeatable, and the statement say NOT PRIVATE: for tests only.
 
-    A private row that is not finite contributes nothing, and nobody is told.
+    A private row that is not finite contributes nothing, and nobody is told. That there are rows at all is told: as
+    scikit-learn wants it, a table without any is refused.
 
     >>> rows = np.random.default_rng(0).uniform(-1, 1, (5000, 4)) * [1, 0.1, 0.1, 0.1]
     >>> pca = PrivatePCA(1, epsilon=1.0, delta=1e-6, bound=1.0).fit(rows)
@@ -85,6 +86,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise InvalidArgument(f"n_components={self.n_components} must be at most {width}, the columns of X.")
         mean = self._mean(width)
         with self._door(rows, budget) as private:
+            if private.account.budget.delta != self.delta:
+                raise InvalidArgument(
+                    f"delta={self.delta} is not that of the account {self.name!r}, {private.account.budget.delta:g}: "
+                    "give the same, since one dataset has one delta."
+                )
             noise = calibration.noise_multiplier(
                 epsilon=self.epsilon,
                 delta=self.delta,

@@ -14,6 +14,8 @@ from sfumato.errors import InvalidArgument
 from sfumato.objective import Batch
 from sfumato.public import Public
 
+_PROBES = 16  # public rows; a place that rounds otherwise shows with nearly every one of them
+
 
 class Views(NamedTuple):
     """What a classifier makes of rows: its last embedding and its logits, one row each."""
@@ -31,9 +33,7 @@ class Released:
     Args:
         module: gives logits (rows, classes) for a batch of inputs.
         embedding: the name of the layer whose *input* is the embedding; by default the last `nn.Linear`.
-        batch_size: rows per pass. All passes have that many, padded where rows are fewer, so that how a row is rounded
-            does not depend, as far as torch's kernels allow, on how many others there are: a private row then changes
-            nobody else's nearest neighbour.
+        batch_size: rows per pass.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
@@ -49,20 +49,50 @@ class Released:
         self._layer = _layer(self._module, embedding)
         self._batch_size = batch_size
         self._pools: weakref.WeakKeyDictionary[Public, Views] = weakref.WeakKeyDictionary()
+        self._probes: Tensor | None = None
 
     @torch.no_grad()
     def views(self, rows: Batch) -> Views:
-        """Embeddings and logits of a tensor of inputs, or of the first tensor of a batch (inputs, ...)."""
-        count, parts = len(_inputs(rows)), list(self._passes(rows))
+        """Embeddings and logits of a tensor of public inputs, or of the first tensor of a batch (inputs, ...)."""
+        count, parts = len(_inputs(rows)), list(self._passes(rows, self._batch_size))
         return Views(*(torch.cat(values)[:count] for values in zip(*parts, strict=True)))
 
     @torch.no_grad()
     def per_row(self, rows: Batch, value: Callable[[Views], Tensor]) -> Tensor:
-        """A function of the views, row by row: it sees as many rows at a time as the model does."""
-        return torch.cat([value(views) for views in self._passes(rows)])[: len(_inputs(rows))]
+        """A function of the views of public rows: it sees as many rows at a time as the model does."""
+        return torch.cat([value(views) for views in self._passes(rows, self._batch_size)])[: len(_inputs(rows))]
+
+    def row_map(self, value: Callable[[Views], Tensor]) -> Callable[[Batch], Tensor]:
+        """A function of the views as a map of *private* rows; `of` has to have seen a public pool before.
+
+        *Formal guarantee.* What it makes of a row depends on that row alone, to the last bit: else a newcomer, who
+        moves all rows behind, would move their votes, too. Kernels may round a row otherwise in another place of a
+        pass, or of memory. So public rows are put into every place of a pass first; unless each comes out of all of
+        them alike, rows pass one by one. Either way every pass has one shape, and memory of its own.
+        """
+        size = self._safe_size(value)
+
+        @torch.no_grad()
+        def mapped(rows: Batch) -> Tensor:
+            return torch.cat([value(views) for views in self._passes(rows, size)])[: len(_inputs(rows))]
+
+        return mapped
+
+    @torch.no_grad()
+    def _safe_size(self, value: Callable[[Views], Tensor]) -> int:
+        if self._probes is None:
+            raise InvalidArgument("row_map needs public rows to try places with: call of(pool) first.")
+        for row in self._probes:
+            everywhere = value(self._pass(row.expand(self._batch_size, *row.shape).clone()))
+            if not torch.equal(everywhere, everywhere[:1].expand_as(everywhere)):
+                return 1
+        return self._batch_size
 
     def of(self, pool: Public) -> Views:
         """The views of a public pool, computed once. Not finite ones are an error: the model has diverged."""
+        if self._probes is None:
+            device = next((p.device for p in self._module.parameters()), torch.device("cpu"))
+            self._probes = _inputs(next(pool.batches(_PROBES))).to(device)
         if pool not in self._pools:
             parts = [self.views(batch) for batch in pool.batches(16 * self._batch_size)]
             views = Views(*(torch.cat(values) for values in zip(*parts, strict=True)))
@@ -71,10 +101,11 @@ class Released:
             self._pools[pool] = views
         return self._pools[pool]
 
-    def _passes(self, rows: Batch) -> Iterator[Views]:
+    def _passes(self, rows: Batch, size: int) -> Iterator[Views]:
         inputs = _inputs(rows).to(next((p.device for p in self._module.parameters()), torch.device("cpu")))
-        for start in range(0, max(len(inputs), 1), self._batch_size):
-            yield self._pass(_padded(inputs[start : start + self._batch_size], self._batch_size))
+        for start in range(0, max(len(inputs), 1), size):
+            # A copy: kernels may also go by where in memory a row begins, which a slice leaves to chance.
+            yield self._pass(_padded(inputs[start : start + size], size).clone(memory_format=torch.contiguous_format))
 
     def _pass(self, inputs: Tensor) -> Views:
         seen: list[Tensor] = []

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from sfumato import kernels
 from sfumato.errors import InvalidArgument
 from sfumato.gradients.passes import Performance, check_losses, exact_products, rows_of
+from sfumato.nn.modes import in_mode
 from sfumato.objective import Batch, Objective
 
 Params = Mapping[str, Tensor]
@@ -150,13 +151,7 @@ class _Hessian:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Eval mode, and only operations that can be differentiated twice, in full precision."""
-        module = self._objective.module
-        modes = {part: part.training for part in module.modules()}
-        module.eval()
         exact = exact_products(Performance(kernels=False), recurring=False)
-        try:
-            with exact, kernels.using(kernels.Use.NEVER), sdpa_kernel(SDPBackend.MATH):
-                yield
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
+        evaluated = in_mode(self._objective.module, training=False)
+        with evaluated, exact, kernels.using(kernels.Use.NEVER), sdpa_kernel(SDPBackend.MATH):
+            yield
