@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and alone, pinned: asked for by another package it would bring several gigabytes of CUDA.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types check faults bench slow gpu bench-gpu wheel clean
+.PHONY: demo test lint types check faults bench slow gpu bench-gpu services services-stop postgres wheel clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,6 +15,10 @@ $(VENV)/.core: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.core
 	$(INSTALL) -e ".[test,models]"
+	@touch $@
+
+$(VENV)/.postgres: $(VENV)/.test
+	$(INSTALL) -e ".[test,models,postgres]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
@@ -36,8 +40,20 @@ types: $(VENV)/.test
 check: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-faults: $(VENV)/.test  ## kill -9 at 200 random moments of trainings with resume
+faults: $(VENV)/.test  ## kill -9 at 200 random moments of trainings with resume, then four spenders of one budget
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill --kills 200
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.spend --where file --seconds 60
+
+services: $(VENV)/.postgres  ## start PostgreSQL for the tests, from Debian's packages: apt-get install postgresql
+	$(BIN)/python -m tests.faults.postgres start
+
+services-stop:
+	$(BIN)/python -m tests.faults.postgres stop
+
+postgres: services  ## the ledger in a database: tests, and 16 spenders for a minute while the server is killed twice
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m postgres tests/privacy tests/faults tests/cli/test_budget.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.spend --where postgres --seconds 60
+	$(MAKE) services-stop
 
 bench: $(VENV)/.bench  ## the engine beside Opacus and Opake, interleaved
 	$(BIN)/python -m benchmarks.engine --out benchmarks/results/engine.json

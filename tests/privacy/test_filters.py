@@ -127,12 +127,10 @@ def test_giving_back_an_infinite_cost_restores_the_total(monkeypatch: pytest.Mon
     # Where no divergence exists at an order its cost is infinite; inf - inf would make that order useless or free.
     ledger_account = account(RenyiFilter(orders=(20.0, 40.0)))
     ledger_account.charge(gaussian(100.0)).take("sum")
-    with ledger_account._store.transaction(write=False) as tx:
-        before = tx.totals(ledger_account._id)
+    before = ledger_account._store.read(lambda tx: tx.totals(ledger_account._id))
     monkeypatch.setattr(accounting, "renyi", lambda *_: np.array([1e-3, math.inf]))
     ledger_account.charge(gaussian(5.0)).close()
-    with ledger_account._store.transaction(write=False) as tx:
-        row = tx.account("d")
+    row = ledger_account._store.read(lambda tx: tx.account("d"))
     assert row is not None
     assert [row["total"]] == before
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
 from sfumato.data.samplers import FullBatch, Poisson
 from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError
@@ -39,18 +40,32 @@ def ask(scale: float = 100.0, times: int = 1, question: str = "sum") -> Mechanis
     return Mechanism(question=question, noise=Gaussian(scale), sampler=FullBatch(size=1000), times=times)
 
 
-def open_account(where: Path | None) -> Account:
+def open_account(where: Path | str | None) -> Account:
     return Ledger(where).account("clinic", unit="user", adjacency=ADD_REMOVE, budget=BUDGET)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
+def account(where: Path | str) -> Account:
+    return open_account(where)
 
 
-@pytest.fixture
-def account(path: Path) -> Account:
-    return open_account(path)
+def contents(where: Path | str) -> object:
+    """Everything that is stored."""
+    if isinstance(where, Path):
+        return where.read_bytes()
+    with sqlalchemy.create_engine(where, poolclass=sqlalchemy.NullPool).connect() as connection:
+        tables = sqlalchemy.MetaData()
+        tables.reflect(connection)
+        return [(t.name, sorted(map(repr, connection.execute(t.select())))) for t in tables.sorted_tables]
+
+
+def sql(where: Path | str, *statements: str) -> None:
+    """Behind the ledger's back."""
+    url = where if isinstance(where, str) else f"sqlite:///{where}"
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
 
 
 def counted(account: Account) -> list[int]:
@@ -81,12 +96,12 @@ def wait(pid: int) -> int:
 # --- accounts ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_account_is_known_by_its_declared_name(path: Path) -> None:
-    open_account(path)
-    again = Ledger(path).account("clinic")
+def test_an_account_is_known_by_its_declared_name(where: Path | str) -> None:
+    open_account(where)
+    again = Ledger(where).account("clinic")
     assert (again.unit, again.adjacency, again.budget) == ("user", ADD_REMOVE, BUDGET)
     assert again.filter == RenyiFilter.around(BUDGET)
-    assert Ledger(path).account_names() == ["clinic"]
+    assert Ledger(where).account_names() == ["clinic"]
 
 
 @pytest.mark.parametrize(
@@ -99,20 +114,20 @@ def test_an_account_is_known_by_its_declared_name(path: Path) -> None:
         {"filter": SumFilter()},
     ],
 )
-def test_what_was_fixed_cannot_be_changed(path: Path, other: dict[str, object]) -> None:
-    open_account(path)
+def test_what_was_fixed_cannot_be_changed(where: Path | str, other: dict[str, object]) -> None:
+    open_account(where)
     with pytest.raises(LedgerError, match=r"was made with .* not .* leave .* out"):
-        Ledger(path).account("clinic", **other)  # type: ignore[arg-type]
+        Ledger(where).account("clinic", **other)  # type: ignore[arg-type]
 
 
-def test_a_new_account_needs_everything_and_a_wrong_name_makes_none(path: Path) -> None:
+def test_a_new_account_needs_everything_and_a_wrong_name_makes_none(where: Path | str) -> None:
     with pytest.raises(InvalidArgument, match="new to this ledger"):
-        Ledger(path).account("clinic")
+        Ledger(where).account("clinic")
     with pytest.raises(InvalidArgument, match="unit"):
-        Ledger(path).account("clinic", unit="row", adjacency=ADD_REMOVE, budget=BUDGET)
+        Ledger(where).account("clinic", unit="row", adjacency=ADD_REMOVE, budget=BUDGET)
     with pytest.raises(InvalidArgument, match="name"):
-        Ledger(path).account("")
-    assert Ledger(path).account_names() == []
+        Ledger(where).account("")
+    assert Ledger(where).account_names() == []
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -126,11 +141,11 @@ def test_the_first_plan_is_composed_as_a_whole(account: Account) -> None:
     assert account.epsilon_spent() == cost
 
 
-def test_a_plan_that_does_not_fit_leaves_no_trace(account: Account, path: Path) -> None:
-    before = path.read_bytes()
+def test_a_plan_that_does_not_fit_leaves_no_trace(account: Account, where: Path | str) -> None:
+    before = contents(where)
     with pytest.raises(BudgetExceeded, match=r"costs epsilon=.* budget .* is epsilon=1 .*raise the noise"):
         account.plan([ask(30.0, 100)])
-    assert path.read_bytes() == before
+    assert contents(where) == before
     account.plan([ask(38.5, 100)])
 
 
@@ -190,12 +205,12 @@ def test_answers_are_handed_out_in_declared_order_and_no_more(account: Account) 
         plan.take("other")
 
 
-def test_an_answer_is_on_the_disk_before_take_returns(account: Account, path: Path) -> None:
+def test_an_answer_is_on_the_disk_before_take_returns(account: Account, where: Path | str) -> None:
     plan = account.plan([ask(1000.0, 3000)])
     for n in range(1, 3001):
         plan.take("sum")
         if n in (1, 2, 3, 9, 10, 77, 1000, 3000):
-            assert counted(Ledger(path).account("clinic"))[0] >= n
+            assert counted(Ledger(where).account("clinic"))[0] >= n
     plan.close()
     assert counted(account) == [3000]
 
@@ -231,16 +246,16 @@ def test_with_closes_after_success_and_pauses_after_an_error(account: Account) -
         account.resume("run")
 
 
-def test_a_charge_is_paid_at_once_and_taken_without_the_disk(account: Account, path: Path) -> None:
+def test_a_charge_is_paid_at_once_and_taken_without_the_disk(account: Account, where: Path | str) -> None:
     slab = account.charge(ask(200.0, 50))
     assert counted(account) == [50]
-    before = path.read_bytes()
+    before = contents(where)
     for _ in range(50):
         slab.take("sum")
     with pytest.raises(BudgetExceeded):
         slab.take("sum")
     slab.close()
-    assert path.read_bytes() == before
+    assert contents(where) == before
     with pytest.raises(LedgerError, match="is closed"):
         account.resume(slab.id)
 
@@ -248,12 +263,12 @@ def test_a_charge_is_paid_at_once_and_taken_without_the_disk(account: Account, p
 # --- resume and fencing -----------------------------------------------------------------------------------------------
 
 
-def test_resume_counts_the_whole_slab_and_fences_the_former_owner(account: Account, path: Path) -> None:
+def test_resume_counts_the_whole_slab_and_fences_the_former_owner(account: Account, where: Path | str) -> None:
     old = account.plan([ask(1000.0, 10_000)], resume_key="run")
     while old._slabs["sum"].mark - old.taken < 20:
         old.take("sum")
     mark, seen = old._slabs["sum"].mark, old.taken
-    new = Ledger(path).account("clinic").resume("run", seen={"sum": seen})
+    new = Ledger(where).account("clinic").resume("run", seen={"sum": seen})
     assert (new.taken, new.lost) == (mark, mark - seen)
     for _ in range(mark - seen):  # what the former owner has reserved it may hand out: it is counted
         old.take("sum")
@@ -266,13 +281,12 @@ def test_resume_counts_the_whole_slab_and_fences_the_former_owner(account: Accou
     assert counted(account) == [mark + 1]
 
 
-def test_a_ledger_that_knows_less_than_the_checkpoint_is_refused(account: Account, path: Path) -> None:
+def test_a_ledger_that_knows_less_than_the_checkpoint_is_refused(account: Account, where: Path | str) -> None:
     plan = account.plan([ask(1000.0, 100)], resume_key="run")
-    backup = path.read_bytes()
     for _ in range(30):
         plan.take("sum")
     plan.pause()
-    path.write_bytes(backup)
+    sql(where, """UPDATE sfumato_plans SET marks = '{"sum": 0}'""")  # an old backup
     with pytest.raises(LedgerError, match="old backup"):
         account.resume("run", seen=30)
     with pytest.raises(LedgerError, match="old backup"):
@@ -333,15 +347,15 @@ def test_threads_share_a_plan_without_sharing_an_answer(account: Account) -> Non
     assert len(got) == 2000
 
 
-def test_killed_at_random_moments_the_ledger_never_counts_too_little(path: Path) -> None:
+def test_killed_at_random_moments_the_ledger_never_counts_too_little(where: Path | str, tmp_path: Path) -> None:
     planned, kills = 1_000_000, 50
-    account = open_account(path)
+    account = open_account(where)
     account.plan([ask(50_000.0, planned)], resume_key="run")
-    journal = path.with_name("journal")
+    journal = tmp_path / "journal"
     journal.touch()
 
     def spend() -> None:
-        plan = open_account(path).resume("run")
+        plan = open_account(where).resume("run")
         out = os.open(journal, os.O_WRONLY | os.O_APPEND)
         try:
             while True:
@@ -375,20 +389,20 @@ def test_killed_at_random_moments_the_ledger_never_counts_too_little(path: Path)
     print(f"\n{killed} kills, {len(numbers)} answers left, {mark} counted of {planned}")
 
 
-def test_four_processes_cannot_overspend_together(path: Path) -> None:
+def test_four_processes_cannot_overspend_together(where: Path | str, tmp_path: Path) -> None:
     alone = open_account(None)
     fits = 0
     with contextlib.suppress(BudgetExceeded):
         while True:
             alone.charge(ask(50.0))
             fits += 1
-    account = open_account(path)
-    tally = path.with_name("tally")
+    account = open_account(where)
+    tally = tmp_path / "tally"
     tally.touch()
-    go = path.with_name("go")
+    go = tmp_path / "go"
 
     def spend() -> None:
-        mine = open_account(path)
+        mine = open_account(where)
         out = os.open(tally, os.O_WRONLY | os.O_APPEND)
         while not go.exists():
             time.sleep(0.001)
@@ -405,16 +419,16 @@ def test_four_processes_cannot_overspend_together(path: Path) -> None:
     assert len(tally.read_bytes()) == fits == sum(counted(account)) > 100
 
 
-def test_of_four_processes_one_gets_the_whole_budget(path: Path) -> None:
+def test_of_four_processes_one_gets_the_whole_budget(where: Path | str, tmp_path: Path) -> None:
     # All four also race to make the file and the account.
-    go, won = path.with_name("go"), path.with_name("won")
+    go, won = tmp_path / "go", tmp_path / "won"
     won.touch()
 
     def spend() -> None:
         while not go.exists():
             time.sleep(0.001)
         try:
-            open_account(path).plan([ask(38.5, 100)])
+            open_account(where).plan([ask(38.5, 100)])
         except BudgetExceeded:
             return
         with open(won, "ab") as file:
@@ -426,7 +440,8 @@ def test_of_four_processes_one_gets_the_whole_budget(path: Path) -> None:
     go.touch()
     assert [wait(pid) for pid in children] == [0] * 4
     assert won.read_bytes() == b"x"
-    assert sorted(p.name for p in path.parent.iterdir()) == ["go", "ledger.db", "won"]
+    if isinstance(where, Path):
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["go", "ledger.db", "won"]
 
 
 # --- a broken world ---------------------------------------------------------------------------------------------------
@@ -466,16 +481,41 @@ def test_bad_urls_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.db").exists()
 
 
-def test_another_schema_version_is_refused(path: Path) -> None:
-    Ledger(path)
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE sfumato_meta SET value = '99'")
-    database.close()
+def test_another_schema_version_is_refused(where: Path | str) -> None:
+    Ledger(where)
+    sql(where, "UPDATE sfumato_meta SET value = '99'")
     with pytest.raises(LedgerError, match="schema version 99"):
-        Ledger(path)
+        Ledger(where)
+    sql(where, "DELETE FROM sfumato_meta")
+    with pytest.raises(LedgerError, match="schema version 0"):
+        Ledger(where)
 
 
-def test_a_corrupt_file_is_refused(account: Account, path: Path) -> None:
+def test_a_ledger_of_version_1_is_brought_up_to_date_and_forgets_nothing(where: Path | str) -> None:
+    plan = open_account(where).plan([ask(100.0, 10)], resume_key="run")
+    plan.take("sum")
+    sql(
+        where,
+        "ALTER TABLE sfumato_plans DROP COLUMN made_by",
+        "ALTER TABLE sfumato_plans DROP COLUMN held_by",
+        "DROP TABLE sfumato_queue",
+        "UPDATE sfumato_meta SET value = '1'",
+    )
+    account = open_account(where)
+    assert counted(account) == [1]
+    assert account.view().plans[0].made_by is None
+    plan.take("sum")  # also of a process that opened it before
+    again = Ledger(where, user="anna").account("clinic").resume("run")
+    assert again.taken >= 2
+    held = account.view().plans[0].held_by
+    assert held is not None
+    assert (held.user, held.process) == ("anna", os.getpid())
+    with pytest.raises(BudgetExceeded):
+        account.plan([ask(38.0, 100)])
+
+
+def test_a_corrupt_file_is_refused(path: Path) -> None:
+    account = open_account(path)
     for _ in range(40):
         account.charge(ask(1000.0))
     data = bytearray(path.read_bytes())
@@ -489,37 +529,47 @@ def test_a_corrupt_file_is_refused(account: Account, path: Path) -> None:
         Ledger(path)
 
 
-def test_a_locked_ledger_gives_no_answer(path: Path) -> None:
-    open_account(path)
-    account = Ledger(path, timeout=0.1).account("clinic")
+def test_a_locked_ledger_gives_no_answer(where: Path | str) -> None:
+    open_account(where)
+    account = Ledger(where, timeout=0.1).account("clinic")
     plan = account.plan([ask(1000.0, 100)])
     plan.take("sum")
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    for work in (lambda: account.charge(ask()), lambda: plan.take("sum"), account.statement):
+    work: list[Callable[[], object]] = [lambda: account.charge(ask()), lambda: plan.take("sum")]
+    if isinstance(where, Path):
+        other = sqlite3.connect(where, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        work.append(account.statement)  # a server lets readers in
+    else:
+        other = sqlalchemy.create_engine(where, poolclass=sqlalchemy.NullPool).raw_connection()
+        other.cursor().execute("LOCK TABLE sfumato_accounts, sfumato_plans")
+    for try_it in work:
         with pytest.raises(LedgerError, match=r"was locked by another process for more than 0.1 s"):
-            work()
-    other.execute("ROLLBACK")
+            try_it()
+    other.rollback()
     other.close()
     assert plan.taken == 1
     plan.take("sum")
     assert plan.taken == 2
 
 
-def test_a_ledger_that_was_removed_or_replaced_gives_no_answer(account: Account, path: Path) -> None:
+def test_a_ledger_that_was_removed_or_replaced_gives_no_answer(account: Account, where: Path | str) -> None:
     plan = account.plan([ask(1000.0, 100)])
     plan.take("sum")
-    path.unlink()
-    with pytest.raises(LedgerError, match="was removed"):
+    if isinstance(where, Path):
+        where.unlink()
+    else:
+        sql(where, "DROP TABLE sfumato_meta, sfumato_stamps, sfumato_queue, sfumato_plans, sfumato_accounts")
+    with pytest.raises(LedgerError, match=r"was removed|has lost its tables"):
         plan.take("sum")
-    assert not path.exists()
-    other = open_account(path)
+    assert not (isinstance(where, Path) and where.exists())
+    other = open_account(where)
     other.plan([ask(1000.0, 100)])  # the same id
     with pytest.raises(LedgerError, match="replaced"):
         plan.take("sum")
 
 
-def test_a_full_disk_gives_no_answer_and_charges_nothing(account: Account, path: Path) -> None:
+def test_a_full_disk_gives_no_answer_and_charges_nothing(path: Path) -> None:
+    account = open_account(path)
     account.charge(ask(1000.0))
 
     def charge() -> None:

@@ -14,6 +14,7 @@ import typer
 
 import sfumato
 from sfumato.cli.account import account
+from sfumato.cli.budget import budget
 from sfumato.cli.demo import demo
 from sfumato.cli.interruption import Interrupted
 from sfumato.cli.reproduce import reproduce
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(account)
+app.command()(budget)
 app.command()(demo)
 app.command()(reproduce)
 app.command()(select)
@@ -80,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(sentence: str, status: int) -> int:
-    print(f"sfumato: {' '.join(sentence.split())}", file=sys.stderr)
+    said = " ".join(sentence.split())
+    print(f"sfumato: {said[:-1] if said.endswith('?.') else said}", file=sys.stderr)  # a question needs no full stop
     return status
 
 

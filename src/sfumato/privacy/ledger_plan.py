@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import os
 import threading
@@ -20,7 +19,7 @@ from sfumato.privacy import accounting
 from sfumato.privacy.mechanisms import Mechanism
 
 if TYPE_CHECKING:
-    from sfumato.privacy.ledger import Account
+    from sfumato.privacy.ledger_account import Account
 
 # A slab lasts about half a second, or 200 times what writing it costs (0.5 % of the time). It begins with one answer
 # and grows, since a crash loses what is left of it; for the same reason it is never more than a quarter of the plan.
@@ -136,8 +135,7 @@ class Plan:
             size = max(1, min(size, SLAB_GROWTH * slab.size, slab.planned // SLAB_PARTS, SLAB_LIMIT))
         mark = min(slab.taken + size, slab.planned)
         marks = {q: s.mark for q, s in self._slabs.items()} | {question: mark}
-        with self._account._store.transaction() as tx:
-            tx.change_plan(self.id, self.owner, marks=json.dumps(marks))
+        self._account._mark(self, marks)
         # Only now, after the commit: what it says on the disk is never less than what may be handed out.
         end = time.monotonic()
         self._slab_seconds = min(max(SLAB_SECONDS[0], SLAB_COST * (end - start)), SLAB_SECONDS[1])
@@ -157,6 +155,8 @@ class Plan:
         """Writes the exact count, and goes on: a crash afterwards loses nothing that was not yet taken."""
         with self._lock:
             self._check_alive()
+            if self._prepaid:
+                return  # paid for as a whole: a smaller count would give back what can still be taken
             # Under the lock no answer slips in between; the next one has to raise the mark again first.
             for slab in self._slabs.values():
                 slab.mark = slab.taken

@@ -123,9 +123,23 @@ class Statement:
             parts.append("\n".join(f"WARNING. {text}" for text in self.warnings))
         parts += [self._promise(), self._numbers(), self._questions()]
         parts.append("What this statement does not cover:\n" + "\n".join(f"- {text}" for text in NOT_COVERED))
-        versions = ", ".join(f"{name} {number}" for name, number in _versions().items())
-        parts.append(f"Account made {self.created}, last changed {self.updated}. Computed with {versions}.")
+        return "\n\n".join([*parts, self._made()]) + "\n"
+
+    def to_markdown(self) -> str:
+        """The same text with headings, for a repository or a web page."""
+        parts = [f"# Privacy statement for the dataset `{self.dataset}`"]
+        parts += [f"> **Warning.** {text}" for text in self.warnings]
+        for text in (self._promise(), self._numbers(), self._questions()):
+            # Each part begins with its own title: "What is promised. Everything ...".
+            title, dot, rest = text.partition(". ")
+            titled = title in ("What is promised", "The numbers", "What was asked")
+            parts += [f"## {title}", rest.replace("\n- ", "\n\n- ", 1)] if titled and dot else [text]
+        parts += ["## What this statement does not cover", "\n".join(f"- {text}" for text in NOT_COVERED), self._made()]
         return "\n\n".join(parts) + "\n"
+
+    def _made(self) -> str:
+        versions = ", ".join(f"{name} {number}" for name, number in _versions().items())
+        return f"Account made {self.created}, last changed {self.updated}. Computed with {versions}."
 
     def _promise(self) -> str:
         if not self.private:
