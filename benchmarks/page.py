@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, gpu, selection
+from benchmarks import distributed, engine, gpu, selection
 from benchmarks.gpu import Row, times
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +77,10 @@ def page() -> str:
             "## Choosing public rows to label, and private PCA",
             "",
             selection.markdown(_stored("selection")),
+            "",
+            "## Several processes",
+            "",
+            distributed.markdown(_stored("distributed")),
             "",
         ]
     )

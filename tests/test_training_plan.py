@@ -14,7 +14,7 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from sfumato import Budget, Gram, Histogram, Ledger, Planned, Private, Public
+from sfumato import Budget, Gram, Histogram, Ledger, NoisyMean, Planned, Private, Public
 from sfumato.algorithms.dp_sgd import dp_sgd
 from sfumato.data.samplers import FullBatch, Poisson
 from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError
@@ -271,3 +271,27 @@ def test_training_pca_and_support_spend_one_budget(bench: Bench, total: float) -
     assert statement.epsilon <= total
     assert run.statement["epsilon"] == statement.epsilon
     assert asked(bench) == counts(STEPS, 1, 1)
+
+
+def test_a_reservation_that_is_settled_is_still_paid_for(tmp_path: Path) -> None:
+    """Settling writes what was taken; of a reservation, all of which may still be taken, that would be too little."""
+    rows = torch.rand(100, 1)
+
+    def door() -> Private:
+        return Private(rows, name="c", size=100, ledger=tmp_path / "ledger.db", budget=Budget(1.0, 1e-5))
+
+    first = door()
+    plan = first.reserve(Planned(NoisyMean, 6.0, first.everyone()))
+    spent = first.statement().epsilon
+    assert spent > 0
+    plan.settle()
+    with plan.kept_open():
+        pass
+    assert first.statement().epsilon == spent
+    second = door()
+    whole = calibration.noise_multiplier(
+        epsilon=1.0, delta=1e-5, sampler=second.everyone(), steps=1, adjacency=second.adjacency
+    )
+    with pytest.raises(BudgetExceeded):
+        second.plan(Planned(NoisyMean, whole, second.everyone()))
+    assert torch.isfinite(first.ask(NoisyMean(lambda part: part, bound=1.0))).all()

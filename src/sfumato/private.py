@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
-from sfumato.data.sources import DatasetSource, Source, TensorSource, ahead, as_source
+from sfumato.data.sources import DatasetSource, TensorSource, as_source
+from sfumato.distributed.processes import ALONE, Processes
+from sfumato.distributed.tensors import form_of
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators
-from sfumato.gradients import Performance, Units
+from sfumato.gradients import Performance
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter
@@ -33,6 +32,7 @@ from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLapl
 from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from sfumato.privacy.statement import NOT_PRIVATE, Statement
 from sfumato.questions import Exact, Question, Sealed
+from sfumato.sampled import Sampled, group_by_user
 
 _PART_BYTES, _CACHE_BYTES = 256 << 20, 2 << 20  # of gathered rows at a time, for models and for all other questions
 _SHOWN = 64  # units that questions are checked with
@@ -70,6 +70,7 @@ class Private:
         device_noise: draw Gaussian noise on the GPU, by ChaCha20 with a new key for every answer; for models so large
             that noise from the host dominates the step. Without Triton the host draws all the same.
         performance: knobs of time and memory, a `sfumato.gradients.Performance`.
+        processes: `sfumato.distributed.Processes`, for a training by several: `data` is then this one's own rows.
 
     >>> import torch
     >>> from sfumato import Budget, NoisyMean, Private
@@ -97,6 +98,7 @@ class Private:
         seed: NotPrivateSeed | None = None,
         device_noise: bool = False,
         performance: Performance | None = None,
+        processes: Processes | None = None,
     ) -> None:
         if adjacency not in tuple(Adjacency):
             raise InvalidArgument(f"adjacency={adjacency!r} must be 'add-remove' or 'replace-one'.")
@@ -110,10 +112,12 @@ class Private:
         if records_per_user < 1:
             raise InvalidArgument(f"records_per_user={records_per_user} must be at least 1.")
         source = as_source(data)
-        groups = None if users is None else _group(np.asanyarray(users), len(source), records_per_user)
+        groups = None if users is None else group_by_user(np.asanyarray(users), len(source), records_per_user)
         present = len(source) if groups is None else len(groups)
+        self.processes = processes or ALONE
+        exactly = self.processes.total(present) if adjacency is Adjacency.REPLACE_ONE else 0
         if size is None and adjacency is Adjacency.REPLACE_ONE:
-            size = present  # public under replace-one, where neighbours have equally many units
+            size = exactly  # public under replace-one, where neighbours have equally many units
         if size is None:
             raise InvalidArgument(
                 "size is missing: under add/remove the number of units is itself private, so declare it, for instance "
@@ -121,7 +125,7 @@ class Private:
             )
         if not isinstance(size, int | np.integer) or size < 1:
             raise InvalidArgument(f"size={size} must be a whole number of at least 1: declare the number of units.")
-        if adjacency is Adjacency.REPLACE_ONE and size != present:
+        if adjacency is Adjacency.REPLACE_ONE and size != exactly:
             raise InvalidArgument(
                 f"size={size} must be the exact number of units under replace-one adjacency: declare that, or use "
                 "add-remove."
@@ -133,16 +137,17 @@ class Private:
         self.performance = performance or Performance()
         self._reduction: Literal["mean", "sum"] = reduction
         self._source, self._groups, self._present = source, groups, present
-        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        self.account = self._ledger.account(name, unit=unit, adjacency=adjacency, budget=budget, filter=filter)
+        terms = {"unit": unit, "adjacency": adjacency, "budget": budget, "filter": filter}
+        self.account = self.processes.account(ledger, name, **terms)
         _check_delta(self.account.budget, size)
-        self._noise = NoiseSource(seed, device_generator=device_noise)
+        self._noise = NoiseSource(self.processes.seed(seed), device_generator=device_noise)
         if seed is not None:
             self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
         self._plan: Plan | None = None
         self._reserved: dict[str, Plan] = {}
         self._shown: Batch | None = None
         self._some = np.unique(np.linspace(0, max(present - 1, 0), min(present, _SHOWN)).astype(np.int64))
+        self.processes.check_apart(self._rows_to_check_with, users)
 
     # -------------------------------------------------------------------------------------------- samplers
 
@@ -201,8 +206,7 @@ class Private:
         """
         if (noise is None) != (sampler is None):
             raise InvalidArgument("noise and sampler go together: give both for an adaptive question, or neither.")
-        with own_generators() if getattr(question, "draws", True) else nullcontext():
-            self._check(question)
+        self.processes.asked(question, partial(self._check, question), (noise, sampler))
         if noise is None or sampler is None:
             plan = self._reserved.get(question.kind(), self._plan)
             if plan is None:
@@ -215,13 +219,14 @@ class Private:
             one = self._mechanism(Planned(question, noise, sampler))
             mechanism = self.account.charge(one).take(question.kind())
         # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
-        with self._inside(), self._own_randomness(question):
-            drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
-            sample = self._sample(drawn, expected=mechanism.sampler.expected)
-            if isinstance(question, Sealed):
-                return question.run(sample, self._sealed(question, mechanism))
-            exact, form = question.exact(sample), question.symmetric
-            noisy = privatize(exact, unit=question.unit, noise=mechanism.noise, source=self._noise, symmetric=form)
+        if isinstance(question, Sealed):
+            with self._inside(), self._own_randomness(question):
+                return question.run(self._drawn(mechanism), self._sealed(question, mechanism))
+        law = {"unit": question.unit, "noise": mechanism.noise, "symmetric": question.symmetric}
+        with self._inside():
+            exact = self.processes.agree(partial(self._exact, question, mechanism), said=form_of)
+            noised = partial(privatize, source=self._noise, **law)
+            noisy = self.processes.answer(exact, noised, discrete=question.discrete)
         return question.release(noisy, mechanism.sampler.expected)
 
     def close(self) -> None:
@@ -235,6 +240,14 @@ class Private:
         return self.account.statement()
 
     # -------------------------------------------------------------------------------------------- inside
+
+    def _drawn(self, mechanism: Mechanism) -> Sampled:
+        drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
+        return self._sample(drawn, expected=mechanism.sampler.expected / self.processes.count)
+
+    def _exact(self, question: Question, mechanism: Mechanism) -> Exact:
+        with self._inside(), self._own_randomness(question):
+            return question.exact(self._drawn(mechanism))
 
     def _own_randomness(self, question: Any) -> AbstractContextManager[None]:
         """What private rows draw from the global generators comes from a secret seed, and leaves no trace in them."""
@@ -301,6 +314,7 @@ class Private:
         cls = question if isinstance(question, type) else type(question)
         if not issubclass(cls, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean.")
+        self.processes.check_possible(cls, sampler)
         if isinstance(question, Sealed):
             self._check(question)
         if not isinstance(noise, Noise | int | float):
@@ -320,7 +334,7 @@ class Private:
     def _check(self, question: Question | Sealed) -> None:
         if not isinstance(question, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean(params, Clip(1.0)).")
-        with self._inside():
+        with self._inside(), own_generators() if getattr(question, "draws", True) else nullcontext():
             question.check(self._sample(self._some, shown=self._rows_to_check_with()))
         if not (np.isfinite(question.unit) and question.unit > 0):
             raise InvalidArgument(f"unit={question.unit} must be positive and finite: bound what one unit contributes.")
@@ -333,9 +347,9 @@ class Private:
                 raise InvalidArgument(f"{question.kind()} is planned with another noise or replace_factor: rename it.")
             mechanism.check_terms(question, self.adjacency)
 
-    def _sample(self, indices: Indices, *, shown: Batch | None = None, expected: float | None = None) -> _Sample:
+    def _sample(self, indices: Indices, *, shown: Batch | None = None, expected: float | None = None) -> Sampled:
         shared = (self._source, self._groups, indices, self._reduction, self.objective, self.performance)
-        return _Sample(*shared, self._rows_at_once, shown=shown, expected=expected)
+        return Sampled(*shared, self._rows_at_once, shown=shown, expected=expected)
 
     @cached_property
     def _rows_at_once(self) -> int:
@@ -359,67 +373,6 @@ class Private:
     __iter__ = __len__ = __getitem__ = __contains__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    """The sampled units, for questions inside the door."""
-
-    source: Source
-    groups: list[Indices] | None
-    indices: Indices
-    reduction: str
-    objective: Objective | None
-    performance: Performance
-    limit: int
-    shown: Batch | None = None
-    expected: float | None = None
-
-    def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
-        parts = [
-            (part, records)
-            for records, units in self._by_records()
-            for part in np.split(units, range(max(1, self.limit // records), len(units), max(1, self.limit // records)))
-            if len(part)
-        ]
-        batches = (self._part(part, records, lend) for part, records in parts)
-        yield from (ahead(batches) if isinstance(self.source, DatasetSource) and len(parts) > 1 else batches)
-
-    def _by_records(self) -> Iterator[tuple[int, Indices]]:
-        """Units by their number of records, rounded up to a power of two, to which they are padded.
-
-        It saves padding; above all, how a unit is computed and rounded then depends on its own records alone.
-        """
-        if self.groups is None or not len(self.indices):
-            yield 1, self.indices
-            return
-        padded = np.array([1 << (len(self.groups[u]) - 1).bit_length() for u in self.indices])
-        for records in np.unique(padded):
-            yield int(records), self.indices[padded == records]
-
-    def first_rows(self) -> Batch | None:
-        return None if self.shown is None else self._moved(self.shown)
-
-    def _part(self, units: Indices, records: int, lend: bool) -> tuple[Batch, Units]:
-        if self.groups is None:
-            return self._moved(self.source.gather(units, lend=lend)), Units()
-        groups = [self.groups[u] for u in units]
-        # Padding repeats a record of the same user, with weight zero.
-        rows = np.concatenate([np.concatenate([g, np.repeat(g[:1], records - len(g))]) for g in groups])
-        weights = np.concatenate(
-            [
-                np.repeat([1.0 / len(g) if self.reduction == "mean" else 1.0, 0.0], [len(g), records - len(g)])
-                for g in groups
-            ]
-        )
-        return self._moved(self.source.gather(rows)), Units(records, torch.from_numpy(weights))
-
-    def _moved(self, batch: Batch) -> Batch:
-        """To where the model is."""
-        device = None if self.objective is None else next((p.device for p in self.objective.module.parameters()), None)
-        if device is None or device.type == "cpu":
-            return batch
-        return tree_map(lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t, batch)
-
-
 def _fits(question: type[Question | Sealed], noise: Noise) -> bool:
     """Counts take discrete noise, everything else Gaussian."""
     discrete = issubclass(question, Question) and question.discrete
@@ -432,15 +385,3 @@ def _check_delta(budget: Budget, size: int) -> None:
             f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing someone's "
             "row outright."
         )
-
-
-def _group(users: np.ndarray[Any, Any], rows: int, cap: int) -> list[Indices]:
-    """Row numbers by user, at most `cap` each, in the order of the data."""
-    if isinstance(users, np.ma.MaskedArray) or users.ndim != 1 or len(users) != rows:
-        raise InvalidArgument("users must hold one id per row of the data, as a plain array.")
-    groups: dict[Any, list[int]] = {}
-    for row, user in enumerate(users.tolist()):
-        if user is None or user != user:  # NaN and NaT differ from themselves
-            raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
-        groups.setdefault(user, []).append(row)
-    return [np.array(group[:cap], dtype=np.int64) for group in groups.values()]

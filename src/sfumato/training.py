@@ -1,6 +1,7 @@
 """The ready-made loop: plan, ask, step, evaluate on public data, checkpoint, and a `Run` at the end.
 
 It is the four-line loop of the README with progress, checkpoints and resuming around it; it adds no privacy logic.
+Where several processes train, all run it; the first one reads and writes files and shows the progress.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -94,7 +96,7 @@ def train(
         ema: also keep an exponential moving average of the weights, measured beside them and returned as `Run.ema`;
             it costs no privacy and smooths the noise of the last steps.
         keep_last: keep the iterates of so many last steps as `Run.iterates`, for `sfumato.ensembles`; with a checkpoint
-            in the folder `<checkpoint>.iterates`, else in memory.
+            in the folder `<checkpoint>.iterates`, else in memory; of several processes the first one keeps them.
         alignment: measure in every step how far the private gradient points where the public one does, with a
             confidence band, as `Run.alignment`; free, but for a public gradient where the method takes none.
         checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. Ctrl-C and
@@ -126,6 +128,10 @@ def train(
     if any(m.question == _GRADIENTS for m in later):
         raise InvalidArgument(f"afterwards has a line of {_GRADIENTS}, which the training itself asks: leave it out.")
     way = algorithm(method)
+    group = private.processes
+    group.same_start(model)
+    if public is not None:
+        public.random_state = group.first(lambda: public.random_state)
     trained = [p for p in model.parameters() if p.requires_grad]
     updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
@@ -139,14 +145,15 @@ def train(
         average=Ema(objective.parameters()) if ema else None,
     )
     path = None if checkpoint is None else Path(checkpoint)
-    key = None if path is None else _resume_key(name, path)
-    with held_checkpoint(path):
+    key = None if path is None else group.first(partial(_resume_key, name, path))
+    with ExitStack() as held:
+        group.only_first(lambda: held.enter_context(held_checkpoint(path)))
         known = None if key is None else _known_plan(private, key)
         if path is not None:
-            saved = load_checkpoint(path)
+            saved = group.first(partial(load_checkpoint, path))
             _check_continues(path, saved, known, sampler, noise)
             _check_afterwards(path, private, known, later)
-            check_checkpoint(path, now.state)
+            group.only_first(partial(check_checkpoint, path, now.state))
         else:
             saved = None
         if alignment:
@@ -158,14 +165,15 @@ def train(
         if known is None:
             _measure(objective, public, test, measures)  # what fails here would fail later, after answers were paid for
             times = way.answers(steps) + reserve
-            noise = _calibrated(private, sampler, times, budget, later) if noise is None else noise
+            if noise is None:
+                noise = group.first(partial(_calibrated, private, sampler, times, budget, later))
             plan = private.plan(Planned(GradientMean, noise, sampler, times), *afterwards, resume_key=key)
         elif known.open and key is not None:
             plan = private.resume(key, seen={_GRADIENTS: now.answers})
         counted = plan.taken_of(_GRADIENTS) if plan is not None else known.answers if known is not None else 0
         lost = counted - now.answers
         target = now.step if plan is None else _affordable(way, now.step, steps, plan.remaining(_GRADIENTS))
-        if keep_last:
+        if keep_last and group.leads:
             folder = None if path is None else path.with_name(f"{path.name}.iterates")
             now.iterates = Iterates(last=keep_last, total=max(1, target), folder=folder)
             now.iterates.retain(now.kept)
@@ -178,10 +186,12 @@ def train(
 
         def keep() -> None:
             now.seconds = seconds + time.perf_counter() - start
-            if path is not None:
+            if path is not None and group.leads:
                 save_checkpoint(path, now.to_save())
 
-        def evaluate(epsilon: float) -> None:
+        def evaluate(plan: Plan) -> None:
+            group.check_same(objective.parameters())
+            epsilon = group.first(partial(_spent, plan))
             measured = _measure(objective, public, test, measures)
             if now.average is not None:
                 measured |= _measure(objective, public, test, measures, now.average.weights, "ema_")
@@ -189,6 +199,7 @@ def train(
                 measured |= latest(now.alignments.to_list())
             now.history.append({"step": now.step, "epsilon": epsilon, **measured})
 
+        progress = progress and group.leads
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -207,11 +218,13 @@ def train(
                         if now.alignments is not None:
                             ask = now.alignments.watched(ask, now.step + 1)
                         update, state = way.step(now.state, objective.parameters(), public, ask)
+                        if public is not None:  # what public rows gave may be rounded otherwise in another process
+                            update = group.same(update)
                         now.advance(update, state, answers=plan.taken_of(_GRADIENTS) - lost)
-                        if patience.ended:
+                        if group.any(patience.ended):
                             raise KeyboardInterrupt
                         if now.step % evaluate_every == 0 or now.step == target:
-                            evaluate(_spent(plan))
+                            evaluate(plan)
                         if progress:
                             rate = (now.step - begun) / (time.perf_counter() - start)
                             facts = _facts(now.history, _spent(plan), rate)
@@ -221,7 +234,7 @@ def train(
                             keep()
                             last_saved = time.perf_counter()
                     if not now.history or now.history[-1]["step"] != target:
-                        evaluate(_spent(plan))  # a resumed training that had nothing left to do
+                        evaluate(plan)  # a resumed training that had nothing left to do
                     keep()
                 except LedgerError:
                     raise  # another process may have taken the plan over: then the checkpoint is that one's to write
@@ -253,6 +266,7 @@ def train(
             "optimizer_options": _plain(updater.defaults),
             "autocast": None if objective.autocast is None else str(objective.autocast),
             "ema": ema,
+            **({"processes": group.count} if group.count > 1 else {}),
         },
         history=now.history,
         ema=None if now.average is None else {n: t.clone() for n, t in now.average.weights.items()},
