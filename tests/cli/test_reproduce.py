@@ -76,6 +76,7 @@ def test_a_cell_is_run_and_shown(sfumato: Sfumato, tmp_path: Path) -> None:
         (["000-table1"], "--scale is missing"),
         (["--show"], "need the name"),
         (["000-table1", "--scale", "smoke", "--row", "lukewarm"], "no cell"),
+        (["004-figure1", "--scale", "smoke", "--row", "lukewarm"], "more: --show prints them all"),
         (["000-table1", "--scale", "medium"], "smoke"),
     ],
 )
@@ -84,6 +85,21 @@ def test_wrong_commands_are_one_sentence(sfumato: Sfumato, arguments: list[str],
     assert result.status == 2
     assert said in result.err
     assert result.err.count("\n") == 1
+
+
+def test_a_question_has_no_full_stop(sfumato: Sfumato) -> None:
+    assert sfumato("reproduce", "000-tabel1").err.endswith("did you mean '000-table1'?\n")
+
+
+def test_what_was_run_here_is_shown_at_smoke_scale(
+    sfumato: Sfumato, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = ("--row", "DP-SGD warm", "--column", "sigma 1.51")
+    run = sfumato("reproduce", "003-table1", "--scale", "smoke", *chosen, "--device", "cpu", "--json")
+    shown = sfumato("reproduce", "003-table1", "--scale", "smoke", "--show", "--json")
+    assert json.loads(shown.out) == json.loads(run.out)["table"]
+    assert any(cell["ours"] is not None for cell in json.loads(shown.out))
 
 
 def test_missing_data_and_devices_are_told(sfumato: Sfumato, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

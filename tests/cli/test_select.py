@@ -20,10 +20,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from sfumato import Ledger, Objective, Public, Run, cross_entropy
+from sfumato import Budget, Ledger, Objective, Public, Run, cross_entropy
 from sfumato.cli.main import main
-from sfumato.cli.select_config import SECTIONS, STRATEGIES, USED_BY
+from sfumato.cli.select_config import SECTIONS, STRATEGIES, USED_BY, load_select_config
+from sfumato.cli.select_job import prepare
 from sfumato.models.basic import mlp
+from sfumato.privacy.mechanisms import Adjacency
 from sfumato.selection import DiversePublic, Entropy, KCenter, Margin, NearPrivate, Random, Released, fine_tune
 from tests.browser import browsing, find_chromium
 from tests.cli.conftest import add, edit, files
@@ -253,6 +255,10 @@ def test_the_same_command_again_puts_back_what_is_missing(sfumato: Sfumato, conf
     shutil.rmtree(out / "images")
     assert done(sfumato, config)["new"] is False
     assert files(out) == before | {"labels.csv": b"index,label\n1,2\n"}
+    sorted((out / "images").iterdir())[3].unlink()
+    (out / "labels.csv").unlink()
+    assert done(sfumato, config)["new"] is False
+    assert files(out) == before
 
 
 def test_what_has_changed_since_is_refused(sfumato: Sfumato, config: Path) -> None:
@@ -292,14 +298,51 @@ def test_images_in_a_folder(sfumato: Sfumato, config: Path) -> None:
     edit(config, 'images = "digits.npz"', 'images = "photos"')
     done(sfumato, config)
     order = sorted(range(40), key=lambda k: names[k])
-    in_order = pool()[order]
+    in_order = pool()[order] * (16 / 255)  # image files are 0..255, whatever range the training declared
     model = Released(module_of(Run.load(config.parent / "runs/digits")))
     assert record(config)["indices"] == Entropy()(model, Public(in_order), 30).tolist()
     page = (config.parent / "new/to_label/sheet.html").read_text()
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[0])
     assert [point["name"] for point in data["points"]] == [names[order[i]] for i in record(config)["indices"]]
+    edit(config, 'images = "photos"', 'images = "photos"\nrange = [0, 16]')
+    edit(config, '"new/to_label"', '"declared"')
+    done(sfumato, config)
+    declared = json.loads((config.parent / "declared/chosen.json").read_text())
+    assert declared["indices"] == Entropy()(model, Public(pool()[order]), 30).tolist()
+    edit(config, "range = [0, 16]", "range = [0, 15]")
+    refused(sfumato, config, "values from 0 to 16")
     config.parent.joinpath("photos/a/wide.png").write_bytes(b"no image")
     refused(sfumato, config, "wide.png")
+
+
+def test_a_pool_in_other_numbers_is_the_same_pool(sfumato: Sfumato, config: Path) -> None:
+    """Its own range is for the pool alone: private and test rows keep that of the training."""
+    edit(config, 'out = "runs/labelled"', 'out = "runs/labelled"\ntest = "digits.npz"\nepochs = 1')
+    np.savez(config.parent / "pool.npz", x_pool=digits()["x_pool"] * np.uint8(15))
+    edit(config, 'images = "digits.npz"', 'images = "pool.npz"')
+    refused(sfumato, config, "give [pool] range")
+    edit(config, 'images = "pool.npz"', 'images = "pool.npz"\nrange = [0, 240]')
+    done(sfumato, config)
+    before = Run.load(config.parent / "runs/digits")
+    assert record(config)["indices"] == Entropy()(Released(module_of(before)), Public(pool()), 30).tolist()
+    tuned = done(sfumato, config, "--labels", label(config, 30))
+    test = torch.from_numpy(digits()["x_test"] / np.float32(16)), torch.from_numpy(digits()["y_test"])
+    hits = module_of(before)(test[0]).argmax(1) == test[1]
+    assert tuned["test_accuracy_before"] == pytest.approx(float(hits.double().mean()))
+    assert json.loads((config.parent / "runs/labelled/config.json").read_text())["data"] == {"range": [0, 16]}
+    rows = prepare(load_select_config(config)).trained_rows(digits()["x_train"])  # as private rows are read
+    torch.testing.assert_close(rows.reshape(700, 8, 8), torch.from_numpy(digits()["x_train"] / np.float32(16)))
+
+
+def test_a_folder_of_synthesize_is_told_of(sfumato: Sfumato, config: Path) -> None:
+    folder = config.parent / "made"
+    folder.mkdir()
+    Image.fromarray(digits()["x_pool"][0]).save(folder / "grid.png")
+    np.savez(folder / "synthetic.npz", x_public=digits()["x_pool"])
+    edit(config, 'images = "digits.npz"', 'images = "made"')
+    refused(sfumato, config, "give the synthetic.npz in it")
+    edit(config, 'images = "made"', 'images = "made/synthetic.npz"')
+    done(sfumato, config, "--dry-run")
 
 
 @pytest.mark.parametrize("how", ["flat", "stretched", "bytes"])
@@ -377,13 +420,113 @@ def test_a_dry_run_reads_no_private_value(sfumato: Sfumato, near: Path) -> None:
 
 
 def test_what_is_not_left_is_not_asked(sfumato: Sfumato, near: Path) -> None:
+    assert done(sfumato, near, "--dry-run")["fits"] is True
     edit(near, "epsilon = 1.0", "epsilon = 3.5")
-    before = asked(near)
+    before, ledger = asked(near), (near.parent / "ledger.db").read_bytes()
+    plan = done(sfumato, near, "--dry-run")
+    assert (plan["fits"], plan["budget"]) == (False, 4.0)
+    assert (near.parent / "ledger.db").read_bytes() == ledger
     result = sfumato("select", near)
     assert result.status == 2
-    assert "left" in result.err
+    assert "[private] epsilon=3.5 does not fit" in result.err
+    assert f"at most epsilon={plan['epsilon_that_fits']:g} fits" in result.err
     assert asked(near) == before
     assert not (near.parent / "new").exists()
+    edit(near, "epsilon = 3.5", f"epsilon = {1.05 * plan['epsilon_that_fits']}")
+    assert done(sfumato, near, "--dry-run")["fits"] is False
+    edit(near, f"epsilon = {1.05 * plan['epsilon_that_fits']}", f"epsilon = {plan['epsilon_that_fits']}")
+    assert done(sfumato, near, "--dry-run")["fits"] is True
+    assert done(sfumato, near)["new"] is True
+
+
+# ------------------------------------------------------------------------------------------------ what is promised
+
+
+def test_the_ledger_of_the_training_and_no_other(sfumato: Sfumato, near: Path) -> None:
+    """Else what the training spent would be forgotten."""
+    edit(near, 'ledger = "ledger.db"', 'ledger = "other.db"')
+    for options in ((), ("--dry-run",)):
+        refused(sfumato, near, "is not the one of the training", *options)
+    with Ledger(near.parent / "other.db") as ledger:
+        assert ledger.account_names() == []
+        refused(sfumato, near, "is not the one of the training")
+        terms = {"unit": "example", "adjacency": Adjacency.ADD_REMOVE, "budget": Budget(4.0, 1e-4)}
+        ledger.account("digits", **terms)
+    for options in ((), ("--dry-run",)):
+        refused(sfumato, near, "is not the one of the training", *options)
+
+
+def test_two_datasets_have_two_statements(sfumato: Sfumato, near: Path) -> None:
+    edit(near, 'name = "digits"', 'name = "others"')
+    chosen = done(sfumato, near)
+    assert chosen["epsilon_in_all"] == {"digits": pytest.approx(2.0, abs=1e-2), "others": pytest.approx(1.0, abs=1e-3)}
+    statement = record(near)["privacy"]["statement"]
+    assert "epsilon" not in statement
+    assert statement["private"] is True
+    done(sfumato, near, "--labels", label(near, 9))
+    run = Run.load(near.parent / "runs/labelled")
+    assert run.statement == statement
+    first = Run.load(near.parent / "runs/digits")
+    assert {**first.statement, "text": first.statement_text} in run.statement["statements"]
+    for name in ("digits", "others"):
+        assert f"Privacy statement for the dataset '{name}'" in run.statement_text
+
+    edit(near, '"runs/digits"', '"runs/labelled"')
+    edit(near, '"new/to_label"', '"again"')
+    edit(near, 'name = "others"', 'name = "digits"')
+    edit(near, "epsilon = 1.0", "epsilon = 0.5")
+    epsilons = done(sfumato, near)["epsilon_in_all"]
+    assert epsilons == {"others": pytest.approx(1.0, abs=1e-3), "digits": 4.0}, "all that its budget allows"
+
+
+@pytest.mark.parametrize("name", ["digits", "others"])
+def test_what_is_not_private_stays_so(sfumato: Sfumato, near: Path, name: str) -> None:
+    edit(near, 'name = "digits"', f'name = "{name}"')
+    path = near.parent / "runs/digits/run.json"
+    run = json.loads(path.read_text())
+    path.write_text(json.dumps({**run, "statement": {**run["statement"], "private": False}}))
+    if name == "digits":
+        refused(sfumato, near, "is not the one of the training")  # which knows of no stamp
+        with Ledger(near.parent / "ledger.db") as ledger:
+            ledger.account("digits").stamp("not-private", "Noise came from a known seed.")
+    assert "NOT PRIVATE" in done(sfumato, near)["privacy"]
+    assert record(near)["privacy"]["statement"]["private"] is False
+
+
+def test_no_password_is_written_down(sfumato: Sfumato, near: Path) -> None:
+    done(sfumato, near)
+    assert "ledger" not in record(near)["settings"]["private"]
+    edit(near, 'ledger = "ledger.db"', 'ledger = "postgresql://ann:hidden@nowhere/ledger"')
+    assert done(sfumato, near)["new"] is False
+
+
+def test_the_key_that_changed_is_named(sfumato: Sfumato, near: Path) -> None:
+    done(sfumato, near)
+    edit(near, "epsilon = 1.0", "epsilon = 0.9")
+    refused(sfumato, near, "[private] epsilon is not what it was")
+    edit(near, "epsilon = 0.9", "epsilon = 1.0")
+    edit(near, "n = 30", "n = 30\ncomponents = 3")
+    refused(sfumato, near, "[select] components is not what it was")
+
+
+def test_a_worse_model_is_told_of(sfumato: Sfumato, config: Path) -> None:
+    edit(config, 'out = "runs/labelled"', 'out = "runs/labelled"\ntest = "digits.npz"\nlabels_alone = true')
+    done(sfumato, config)
+    wrong = label(config, 30)
+    lines = wrong.read_text().splitlines()
+    wrong.write_text("\n".join([lines[0], *(f"{line.split(',')[0]},0" for line in lines[1:]), ""]))
+    edit(config, "labels_alone = true", "labels_alone = true\nlearning_rate = 1.0")
+    tuned = done(sfumato, config, "--labels", wrong)
+    assert tuned["test_accuracy"] < tuned["test_accuracy_before"]
+    assert "fell" in tuned["warning"]
+    assert "warning" not in done(sfumato, config, "--labels", label(config, 30), "--dry-run")
+
+
+def test_the_hint_is_for_where_one_stands(sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(config.parent.parent)
+    told = done(sfumato, config)["next"]
+    assert f"--labels {config.parent.name}/new/to_label/labels.csv" in told
+    assert "Downloads" in told
 
 
 def test_a_strategy_that_fails_gives_back_what_it_reserved(sfumato: Sfumato, near: Path) -> None:
@@ -501,7 +644,7 @@ def test_wrong_labels_change_nothing(sfumato: Sfumato, config: Path) -> None:
         ('images = "digits.npz"', 'images = "runs"', "holds no .png"),
         ('images = "digits.npz"', 'images = "digits.npz"\nclasses = ["a", "b"]', "2 names"),
         ('images = "digits.npz"', f'images = "digits.npz"\nclasses = {["a"] * 10}', "different names"),
-        ('images = "digits.npz"', 'images = "digits.npz"\nrange = [0, 255]', "was [0, 16] in the training"),
+        ('images = "digits.npz"', 'images = "digits.npz"\nrange = [0, 15]', "has values from 0 to 16"),
         ('images = "digits.npz"', 'images = "digits.npz"\nrange = [1, 0]', "[lowest, highest]"),
         ('out = "new/to_label"', 'out = "runs"', "holds other files"),
         ('out = "runs/labelled"', "crop = 2", "[channels, height, width]"),
@@ -520,6 +663,7 @@ def test_bad_input_leaves_no_trace(sfumato: Sfumato, config: Path, old: str, new
     [
         ("delta = 1e-4", "delta = 0.01", "publishing someone's row"),
         ("delta = 1e-4", "delta = 1e-5", "one delta"),
+        ("size = 700", "size = 701", "size=701 was 700"),
         ("epsilon = 1.0", "epsilon = 1.0\nbudget = 0.5", "at least epsilon"),
         ("epsilon = 1.0", "epsilon = 1.0\nsupport = 1.0", "below 1"),
         ("n = 30", 'n = 30\nvoters = "top-k"\nquantile = 0.5', "leave it out, or give top"),

@@ -26,7 +26,7 @@ from sfumato.cli import synthesize_config
 from sfumato.cli.synthesize_job import images_in, images_per_second
 from sfumato.cli.synthesize_measures import measured
 from sfumato.cli.synthesize_rows import Scale, read_rows, split
-from sfumato.synthesis import Churn, Edm, Generator, unet
+from sfumato.synthesis import Churn, Edm, Generator, train_generator, unet
 from sfumato.synthesis.images import PublicImages
 from sfumato.synthesis.store import read
 from sfumato.synthesis.unet import UNet
@@ -251,17 +251,7 @@ def test_ctrl_c_keeps_the_step_and_the_same_command_goes_on_exactly(sfumato: Sfu
     add(config, GUIDANCE)
     made(sfumato, config)
     edit(config, '"made"', '"again"')
-    calls = iter(range(1000))
-
-    def press(module: Any, inputs: Any) -> None:
-        if isinstance(module, UNet) and next(calls) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    hook = register_module_forward_pre_hook(press)
-    try:
-        stopped = sfumato("synthesize", config)
-    finally:
-        hook.remove()
+    stopped = interrupted(sfumato, config)
     whole, parts = config.parent / "made", config.parent / "again"
     assert stopped.status == 130
     assert stopped.err == f"sfumato: Interrupted; {parts} keeps what was done: the same command goes on from there.\n"
@@ -303,9 +293,84 @@ def test_a_finished_folder_is_replaced_only_if_asked_to(sfumato: Sfumato, config
     x, _ = arrays(config.parent / "made")
     (config.parent / "made" / "notes.txt").write_text("mine")
     edit(config, "steps = 3", "steps = 3\nseed = 5")
+    assert provenance(config.parent / "made")["public"]["classes"] == list(range(10))
     made(sfumato, config, "--again")
     assert not np.array_equal(arrays(config.parent / "made")[0], x)
     assert (config.parent / "made" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_finished_stands_until_the_new_is(sfumato: Sfumato, config: Path, how: signal.Signals) -> None:
+    made(sfumato, config)
+    folder = config.parent / "made"
+    (folder / "notes.txt").write_text("mine")
+    before = files(folder)
+    edit(config, "batch_size = 40", "batch_size = 40\nseed = 3")
+    stopped = interrupted(sfumato, config, "--again", how=how)
+    assert stopped.status == 130
+    assert "the same command goes on from there" in stopped.err
+    now = files(folder)
+    assert {name: now[name] for name in before} == before
+    assert read(folder / ".again/checkpoint.safetensors")[1]["step"] == 3
+    trained = trained_steps(sfumato, config, "--again")
+    assert trained == 3, "of six, the others were done"
+    after = files(folder)
+    assert set(after) == set(before)
+    assert after["notes.txt"] == b"mine"
+    assert not list(folder.glob(".*"))
+    edit(config, '"made"', '"fresh"')
+    made(sfumato, config)
+    for name in ("synthetic.npz", "generator/weights.safetensors", "grid.png"):
+        assert after[name] == files(config.parent / "fresh")[name] != before[name], name
+
+
+def test_a_draft_of_another_config_or_other_rows_is_begun_anew(sfumato: Sfumato, config: Path) -> None:
+    made(sfumato, config)
+    interrupted(sfumato, config, "--again")
+    edit(config, "batch_size = 40", "batch_size = 40\nseed = 3")
+    assert trained_steps(sfumato, config, "--again") == 6
+    interrupted(sfumato, config, "--again")
+    np.savez(config.parent / "digits.npz", X=DIGITS.images[200:400, None], y=DIGITS.target[200:400])
+    assert sfumato("synthesize", config, "--again").status == 2
+    assert (config.parent / "made/provenance.json").exists()
+    assert trained_steps(sfumato, config, "--again") == 6
+
+
+@pytest.mark.parametrize("moved", [[], ["generator"], ["generator", "synthesis.json", "grid.png", "synthetic.npz"]])
+def test_a_swap_that_was_cut_off_is_finished_first(sfumato: Sfumato, config: Path, moved: list[str]) -> None:
+    made(sfumato, config)
+    folder, ready = config.parent / "made", config.parent / "made/.again.ready"
+    whole = files(folder)
+    ready.mkdir()
+    for path in [path for path in folder.iterdir() if path != ready and path.name not in moved]:
+        path.rename(ready / path.name)
+    assert made(sfumato, config, "--more", 2)["rows"] == 32
+    now = files(folder)
+    assert set(now) == set(whole)
+    assert now["generator/weights.safetensors"] == whole["generator/weights.safetensors"]
+
+
+def test_checkpoints_are_written_by_time_too(tmp_path: Path) -> None:
+    network = unet(image=(1, 8, 8), classes=0, channels=8, multipliers=(1,), blocks=1, attention=())
+    path, seen = tmp_path / "checkpoint.safetensors", []
+
+    def look() -> bool:
+        seen.append(path.exists())
+        return False
+
+    rows, options = Public(torch.rand(20, 1, 8, 8)), {"process": Edm(), "images": 40, "batch_size": 10, "stop": look}
+    train_generator(rows, network=network, checkpoint=path, checkpoint_seconds=1e9, **options)
+    assert not any(seen)
+    path.unlink()
+    seen.clear()
+    train_generator(rows, network=network, checkpoint=path, checkpoint_seconds=1e-9, **options)
+    assert seen == [False, True, True, True]
+
+
+def test_without_a_terminal_there_is_a_line_for_every_tenth(sfumato: Sfumato, config: Path) -> None:
+    edit(config, "images = 240", "images = 800")
+    out = sfumato("synthesize", config).out
+    assert re.findall(r"^generator (\d+)/800, loss", out, re.MULTILINE) == [str(80 * k) for k in range(1, 11)]
 
 
 def test_more_is_added_without_training(sfumato: Sfumato, config: Path) -> None:
@@ -433,6 +498,31 @@ def test_the_stochastic_sampler_and_its_options(sfumato: Sfumato, config: Path) 
     edit(config, "stochastic = true", "stochastic = {S_churn = 10, S_max = 1.0}")
     made(sfumato, config, "--again")
     assert provenance(config.parent / "made")["draws"][0]["stochastic"] == vars(Churn(S_churn=10.0, S_max=1.0))
+
+
+def interrupted(sfumato: Sfumato, config: Path, *options: object, how: signal.Signals = signal.SIGINT) -> Any:
+    """In the third step of the training."""
+    calls = iter(range(1000))
+
+    def press(module: Any, inputs: Any) -> None:
+        if isinstance(module, UNet) and next(calls) == 2:
+            os.kill(os.getpid(), how)
+
+    hook = register_module_forward_pre_hook(press)
+    try:
+        return sfumato("synthesize", config, *options)
+    finally:
+        hook.remove()
+
+
+def trained_steps(sfumato: Sfumato, config: Path, *options: object) -> int:
+    modes: list[bool] = []
+    hook = register_module_forward_pre_hook(lambda m, x: modes.append(m.training) if isinstance(m, UNet) else None)
+    try:
+        made(sfumato, config, *options)
+    finally:
+        hook.remove()
+    return sum(modes)
 
 
 # ------------------------------------------------------------------------------------------------ tables

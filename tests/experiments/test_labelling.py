@@ -38,10 +38,13 @@ def test_strategies_start_from_one_training_and_leave_a_curve(tmp_path: Path) ->
     random = records[0]["polluted"]
     assert 0 < random["50"] < 0.5  # 200 of 900 rows are noise
     found = {e.column: e.ours for e in entries(find_spec("004-figure3"), "smoke", tmp_path) if e.row == "random"}
-    assert found["500 labels"] == records[0]["metrics"]["20"]["test"]
-    assert found["7,000 labels"] == records[0]["metrics"]["50"]["test"]
+    assert found["500 labels (smoke: 20 labels)"] == records[0]["metrics"]["20"]["test"]
+    assert found["7,000 labels (smoke: 50 labels)"] == records[0]["metrics"]["50"]["test"]
     assert drawn(find_spec("004-figure3"), tmp_path / "figure.svg", "smoke", tmp_path)
-    assert "DiversePublic" in (tmp_path / "figure.svg").read_text()
+    picture = (tmp_path / "figure.svg").read_text()
+    assert "DiversePublic" in picture
+    assert ">labels (smoke scale)<" in picture
+    assert ">7000<" not in picture  # nobody gave so many
     assert not drawn(find_spec("004-figure1"), tmp_path / "nothing.svg", "smoke", tmp_path / "empty")
 
 

@@ -35,8 +35,21 @@ class ConfigFile:
         """The sections, as a file has them that was written and read again."""
         sections = {name: getattr(self, name) for name in sections_of(type(self))}
         plain = {name: None if section is None else asdict(section) for name, section in sections.items()}
+        for section in plain.values():
+            if section is not None and isinstance(section.get("ledger"), str):
+                section["ledger"] = without_password(section["ledger"])
         again: dict[str, dict[str, Any] | None] = json.loads(json.dumps(plain))
         return again
+
+
+def without_password(ledger: str) -> str:
+    """A database URL without what comes before its host and after its name; a file as it is.
+
+    >>> without_password("postgresql://ann:secret@host/ledger?password=secret")
+    'postgresql://host/ledger'
+    """
+    kind, found, rest = ledger.partition("://")
+    return f"{kind}://{rest.rpartition('@')[2].partition('?')[0]}" if found else ledger
 
 
 Config = TypeVar("Config", bound=ConfigFile)

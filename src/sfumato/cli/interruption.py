@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,19 @@ def kept(folder: Path, *, again: bool) -> str:
     """For a command that goes on where it was; with --again it would begin anew."""
     same = "the same command without --again" if again else "the same command"
     return f"Interrupted; {folder} keeps what was done: {same} goes on from there."
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, by which schedulers end a program, does what Ctrl-C does; unless somebody else takes care of it."""
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Interrupted(Exception):

@@ -41,7 +41,7 @@ def reproduce(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder for records and work, runs/reproduce by default; with --show, to read instead."),
+        typer.Option(help="The folder for records and work, runs/reproduce by default; with --show, the one to read."),
     ] = None,
     device: Annotated[DeviceName, typer.Option(help="Where to train.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Also run what was run already, and replace it.")] = False,
@@ -99,7 +99,8 @@ def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
     from sfumato.experiments.spec import in_order
     from sfumato.experiments.table import overview
 
-    both = [*overview(scale, out or COMMITTED), *convex_overview(out or COMMITTED)]
+    folder = out or (COMMITTED if scale == "paper" else _OUT)
+    both = [*overview(scale, folder), *convex_overview(out or COMMITTED)]
     found = [next(one for one in both if one["name"] == name) for name in in_order(one["name"] for one in both)]
     if as_json:
         typer.echo(json.dumps(found))
@@ -119,9 +120,10 @@ def _show(spec: Spec, out: Path | None, plot: Path | None, scale: ScaleName, as_
     from sfumato.experiments.records import COMMITTED
     from sfumato.experiments.table import entries
 
-    found = entries(spec, scale, out or COMMITTED)
+    folder = out or (COMMITTED if scale == "paper" else _OUT)
+    found = entries(spec, scale, folder)
     if plot is not None:
-        _draw(spec, plot, scale, out or COMMITTED)
+        _draw(spec, plot, scale, folder)
     if as_json:
         typer.echo(json.dumps([entry.to_json() for entry in found]))
     else:
@@ -150,7 +152,7 @@ def _run(
     for job in jobs(spec, cells, scale, list(seeds), out, again=again):
         before = job.finished() is not None and not again
         record = run_job(job, device=where, again=again, progress=told and sys.stdout.isatty())
-        ran.append({"row": job.cell.row, "column": job.cell.column, "seed": job.seed, "ran": not before})
+        ran.append({"row": job.cell.row, "column": job.cell.column_at(scale), "seed": job.seed, "ran": not before})
         if told:
             _tell(ran[-1], record)
     found = entries(spec, scale, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,10 @@ def select(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Replace the fine-tuned model of an earlier time.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan; read no private value, touch no ledger, write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the plan, and what of it fits; no private value is read, nothing is written."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -52,7 +56,10 @@ def select(
 
 def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
     from sfumato.cli.select_job import FREE, choose, read_record
-    from sfumato.selection.sheet import RECORD, SHEET
+    from sfumato.cli.select_ledger import room
+    from sfumato.cli.select_statement import epsilons
+    from sfumato.selection.near_private import NearPrivate
+    from sfumato.selection.sheet import LABELS, RECORD, SHEET
 
     config, private, asked = job.config, job.config.private, job.asked
     facts: dict[str, Any] = {
@@ -75,12 +82,18 @@ def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
             "noise_multipliers": noise,
             "privacy": FREE if private is None else f"Two questions to the dataset {private.name!r}.",
         }
+        if private is not None and isinstance(job.strategy, NearPrivate) and not exists:
+            facts |= room(config, private, job.run, job.strategy)
         return facts, f"Plan of {path} (no private value was read, nothing was written)"
     record, new = choose(job)
     privacy = record["privacy"]
-    facts |= {"new": new, "epsilon_spent": privacy["epsilon"], "epsilon_in_all": privacy["statement"].get("epsilon")}
+    facts |= {"new": new, "epsilon_spent": privacy["epsilon"], "epsilon_in_all": epsilons(privacy["statement"])}
     facts |= {"privacy": privacy["text"]}
-    facts |= {"next": f"open the sheet, label, and run sfumato select {path} --labels labels.csv"}
+    here = os.path.relpath(config.out / LABELS)
+    facts |= {
+        "next": f"open the sheet, label, save (the browser puts labels.csv into its Downloads: move it to {here}), and "
+        f"run sfumato select {path} --labels {here}"
+    }
     return facts, f"Chosen as {path} says" if new else f"Chosen before, as {path} says: nothing was asked again"
 
 
@@ -90,6 +103,7 @@ def _finetuned(
     from sfumato.cli.select_finetune import finetune, unlabelled
     from sfumato.cli.select_job import read_record
     from sfumato.cli.select_pool import read_oracle
+    from sfumato.cli.select_statement import epsilons
     from sfumato.selection.labels import oracle_labels, read_labels
 
     record = read_record(job)
@@ -112,11 +126,16 @@ def _finetuned(
         "unlabelled": len(unlabelled(job, record)),
         "out": str(job.config.model_out),
         "epsilon_spent": 0.0,
-        "epsilon_in_all": record["privacy"]["statement"].get("epsilon"),
+        "epsilon_in_all": epsilons(record["privacy"]["statement"]),
     }
     if dry_run:
         return {"dry_run": True, **facts}, "Labels that were read; nothing was written"
     run = finetune(job, record, labelled, source=source, again=again, progress=progress)
     facts |= {name: value for name, value in run.metrics.items() if name != "step"}
+    if facts.get("test_accuracy", 1.0) < facts.get("test_accuracy_before", 0.0):
+        facts["warning"] = (
+            f"The test accuracy fell from {facts['test_accuracy_before']:.4g} to {facts['test_accuracy']:.4g}: lower "
+            "[finetune] learning_rate or epochs, label more images, or keep the model as it was."
+        )
     facts["privacy"] = "Trained on public images and labels alone, which costs no privacy."
     return facts, f"Trained on {facts['labels']} labels ({facts['missing']} of the chosen images have none)"

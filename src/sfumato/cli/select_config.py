@@ -41,7 +41,7 @@ class PoolSection:
 
     images: str  # an NPZ file, or a folder of image files
     classes: list[str] | None = None  # what the person who labels sees; by default 0, 1, ...
-    range: list[float] | None = None  # as in [data] of `sfumato train`, whose value is the default
+    range: list[float] | None = None  # what is mapped to 0..1; [0, 255] for image files, else that of the training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +189,18 @@ def _check_strategy(config: SelectConfig) -> None:
 
 def _check_private(config: SelectConfig) -> None:
     private, strategy = config.private, config.select.strategy
-    if (private is not None) != (strategy == "near-private"):
-        remedy = "add it, or choose diverse-public, which asks nothing" if private is None else "leave the section out"
-        raise InvalidArgument(f"[private] is only for strategy='near-private', and strategy={strategy!r}: {remedy}.")
     if private is None:
+        if strategy == "near-private":
+            raise InvalidArgument(
+                "[private] is missing, and [select] strategy='near-private' asks private images: add it, or choose "
+                "diverse-public, which asks nothing."
+            )
         return
+    if strategy != "near-private":
+        raise InvalidArgument(
+            f"[private] is only for [select] strategy='near-private', and strategy={strategy!r} asks nothing: leave "
+            "the section out."
+        )
     if not private.data.endswith(".npz"):
         raise InvalidArgument(
             f"[private] data={private.data!r} must be an .npz file with the images that were trained on."

@@ -47,7 +47,7 @@ def finetune(
         )
     test = _test(job)
     before = None if test is None else _accuracy(job.objective, test)
-    images, rest, seed = job.rows(job.pool.rows), unlabelled(job, record), config.select.seed
+    images, rest, seed = job.rows(), unlabelled(job, record), config.select.seed
     with own_generators(seed):  # views are drawn by torch's own
         losses = fine_tune(
             job.objective,
@@ -90,8 +90,10 @@ def _save(run: Run, job: Job, out: Path) -> None:
     draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
         run.save(draft)
-        between = None if job.between is None else list(job.between)
-        described = {"model": asdict(job.model), "data": {"range": between}}
+        lower, upper = job.limits or (None, None)
+        per_value = isinstance(lower, list) or isinstance(upper, list)
+        limits = {"lower": lower, "upper": upper} if per_value else {"range": job.limits and [lower, upper]}
+        described = {"model": asdict(job.model), "data": limits}
         (draft / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         if out.exists():
             old = out.with_name(f"{draft.name}.old")
@@ -121,7 +123,7 @@ def _test(job: Job) -> Public | None:
             f"[finetune] test={name!r} has rows of {list(table.features.shape[1:])}, unlike the pool."
         )
     labels = torch.from_numpy(class_labels(table.labels, job.model.outputs, "test"))
-    return Public((job.rows(table.features), labels))
+    return Public((job.trained_rows(table.features), labels))
 
 
 @torch.no_grad()

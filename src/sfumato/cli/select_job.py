@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,23 +23,32 @@ from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.cli.model import row_shape
 from sfumato.cli.sections import ModelSection
 from sfumato.cli.select_config import PrivateSection, SelectConfig
-from sfumato.cli.select_model import finished_run, model_section, released_module, scaled_range, weights_sha256
-from sfumato.cli.select_pool import Pool, pictures, read_pool
+from sfumato.cli.select_ledger import advice, check_delta_of, ledger_of, refusal
+from sfumato.cli.select_model import (
+    Limits,
+    finished_run,
+    model_section,
+    pool_range,
+    released_module,
+    training_limits,
+    weights_sha256,
+)
+from sfumato.cli.select_pool import Pool, check_within, pictures, read_pool
+from sfumato.cli.select_statement import at_most, check_size, statement_about, with_latest
 from sfumato.data.arrays import Array
 from sfumato.data.tables import Scaling, layout, read_table
-from sfumato.errors import InvalidArgument
+from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy.budget import Budget
-from sfumato.privacy.ledger import Ledger
 from sfumato.private import Private
 from sfumato.public import Public
 from sfumato.run import Run
-from sfumato.selection.advice import QuestionAdvice, advise_questions
+from sfumato.selection.advice import QuestionAdvice
 from sfumato.selection.baselines import Entropy, KCenter, Margin, Random
 from sfumato.selection.diverse_public import DiversePublic
 from sfumato.selection.near_private import NearPrivate
 from sfumato.selection.released import Released
-from sfumato.selection.sheet import RECORD, SHEET, Sheet, check_classes
+from sfumato.selection.sheet import IMAGES, LABELS, RECORD, SHEET, Sheet, check_classes
 from sfumato.selection.strategy import Strategy, entropy, margin
 from sfumato.selection.support import Threshold, TopK
 
@@ -56,7 +65,8 @@ class Job:
     run: Run
     pool: Pool
     shape: tuple[int, ...]  # of one row as the model sees it
-    between: tuple[float, float] | None  # what is mapped to 0..1
+    between: tuple[float, float] | None  # what is mapped to 0..1 in the pool
+    limits: Limits | None  # and in the files that the training knew
     classes: tuple[str, ...]
     strategy: Strategy
     asked: QuestionAdvice | None
@@ -77,13 +87,20 @@ class Job:
                 "embedding": config.model.embedding,
                 "sha256": weights_sha256(self.objective.module),
             },
-            "private": None if private is None else asdict(private),
+            "private": None if private is None else {k: v for k, v in asdict(private).items() if k != "ledger"},
         }
 
-    def rows(self, values: Array) -> Tensor:
-        """As the model takes them."""
+    def rows(self) -> Tensor:
+        """The pool as the model takes it."""
+        return self._scaled(self.pool.rows, self.between)
+
+    def trained_rows(self, values: Array) -> Tensor:
+        """Rows of a file that is like that of the training."""
+        return self._scaled(values, self.limits)
+
+    def _scaled(self, values: Array, limits: Limits | None) -> Tensor:
         floats = values.astype(np.float32)
-        scaled = floats if self.between is None else Scaling.declared(*self.between, self.shape)(floats)
+        scaled = floats if limits is None else Scaling.declared(*limits, values.shape[1:])(floats)
         return torch.from_numpy(np.ascontiguousarray(scaled)).reshape(len(values), *self.shape)
 
 
@@ -92,8 +109,11 @@ def prepare(config: SelectConfig) -> Job:
     folder = config.file(config.model.weights)
     run, trained = finished_run(folder)
     model = model_section(config, trained)
-    between = scaled_range(config, trained)
+    if config.private is not None:
+        check_size(config.private.size, statement_about(run, config.private.name))
     pool = read_pool(config.file(config.pool.images), model.shape[0] if model.shape and len(model.shape) == 3 else None)
+    between = pool_range(config, trained, image_files=pool.names is not None)
+    check_within(config.pool.images, pool, between)
     shape = row_shape(model, pool.rows.shape[1:])
     if not 1 <= config.select.n <= len(pool.rows):
         raise InvalidArgument(f"[select] n={config.select.n} must be at most {len(pool.rows)}, the images of the pool.")
@@ -116,9 +136,10 @@ def prepare(config: SelectConfig) -> Job:
         pool=pool,
         shape=shape,
         between=between,
+        limits=training_limits(config, trained),
         classes=classes,
         strategy=strategy,
-        asked=_advice(strategy, config.private),
+        asked=advice(strategy, config.private) if config.private and isinstance(strategy, NearPrivate) else None,
     )
 
 
@@ -132,7 +153,7 @@ def choose(job: Job) -> tuple[dict[str, Any], bool]:
         raise InvalidArgument(f"[select] out={str(out)!r} holds other files: choose another folder.")
     with _own_folder(out), held_checkpoint(out / RECORD):
         record = read_record(job) if (out / RECORD).exists() else None
-        if record is not None and (out / SHEET).exists():
+        if record is not None and _whole(out, record["indices"]):
             return record, False
         made = record or _chosen(job)
         indices = np.array(made["indices"])
@@ -145,12 +166,19 @@ def choose(job: Job) -> tuple[dict[str, Any], bool]:
             facts={
                 "Chosen": f"{len(indices)} of {len(job.pool.rows)} public images, by {job.config.select.strategy}",
                 "Privacy": made["privacy"]["text"],
-                "Read back": f"sfumato select {job.config.path.name} --labels labels.csv",
+                "Read back": f"sfumato select {job.config.path.name} --labels labels.csv, by the path at which the "
+                "browser saved it, such as Downloads/labels.csv",
             },
             names=names,
             title=f"{len(indices)} images to label",
         ).write(out)
     return made, record is None
+
+
+def _whole(out: Path, indices: Sequence[int]) -> bool:
+    """Whether nothing that can be made again is missing from the folder."""
+    shown = {int(path.stem) for path in (out / IMAGES).glob("*.png") if path.stem.isdigit()}
+    return shown.issuperset(indices) and (out / SHEET).exists() and (out / LABELS).exists()
 
 
 @contextmanager
@@ -180,10 +208,11 @@ def read_record(job: Job) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise InvalidArgument(f"{str(path)!r} is damaged: choose again into another out.") from None
     for key, value in job.settings().items():
-        if before.get(key) != json.loads(json.dumps(value)):
+        if before.get(key) != (now := json.loads(json.dumps(value))):
+            name, old, new = _changed(key, before.get(key), now)
             raise InvalidArgument(
-                f"{key} is not what it was when out={str(path.parent)!r} was chosen ({_short(before.get(key))} then, "
-                f"{_short(value)} now): put it back, or choose another out."
+                f"{name} is not what it was when out={str(path.parent)!r} was chosen ({_short(old)} then, "
+                f"{_short(new)} now): put it back, or choose another out."
             )
     if not indices or min(indices) < 0 or max(indices) >= len(job.pool.rows):
         raise InvalidArgument(f"{str(path)!r} is damaged: choose again into another out.")
@@ -192,7 +221,7 @@ def read_record(job: Job) -> dict[str, Any]:
 
 def _chosen(job: Job) -> dict[str, Any]:
     model = Released(job.objective.module, embedding=job.config.model.embedding)
-    pool = Public(job.rows(job.pool.rows))
+    pool = Public(job.rows())
     n, private = job.config.select.n, job.config.private
     statement: dict[str, Any] = dict(job.run.statement)
     if private is None:
@@ -201,13 +230,17 @@ def _chosen(job: Job) -> dict[str, Any]:
     else:
         model.of(pool)  # a model that has diverged is told of before anything is asked
         found, latest = _near_private(job, private, model, pool)
-        statement, statement_text = latest.to_json(), latest.to_text()
+        statement, statement_text = with_latest(job.run, {**latest.to_json(), "text": latest.to_text()})
         assert job.asked is not None
         cost = job.asked.together
         text = (
-            f"Two questions were asked of the dataset {private.name!r}, for epsilon={cost:.4g} at "
-            f"delta={private.delta:g}; all that was ever asked of it costs at most epsilon={latest.epsilon:.4g}."
+            f"Two questions were asked of the dataset {private.name!r}, for at most epsilon={at_most(cost)} at "
+            f"delta={private.delta:g}; all that was ever asked of it costs at most epsilon={at_most(latest.epsilon)}."
         )
+        if "statements" in statement:
+            text += " The model rests on other private data too, which has a statement of its own."
+        if not statement["private"]:
+            text = f"NOT PRIVATE: see the warning in the statement. {text}"
     return {
         "settings": job.settings(),
         "indices": found.tolist(),
@@ -221,7 +254,7 @@ def _near_private(job: Job, options: PrivateSection, model: Released, pool: Publ
     assert isinstance(strategy, NearPrivate)
     assert asked is not None
     rows = _private_rows(job, options)
-    with Ledger(config.place(options.ledger)) as ledger:
+    with ledger_of(config, options, job.run) as ledger:
         known = options.budget is None and options.name in ledger.account_names()
         private = Private(
             rows[0],
@@ -234,17 +267,16 @@ def _near_private(job: Job, options: PrivateSection, model: Released, pool: Publ
             records_per_user=options.records_per_user,
             adjacency=options.adjacency,
         )
-        if private.account.budget.delta != options.delta:
-            raise InvalidArgument(
-                f"[private] delta={options.delta:g} is not the {private.account.budget.delta:g} of the account "
-                f"{options.name!r} in the ledger: give that, since one dataset has one delta."
-            )
+        check_delta_of(private.account, options)
         key = f"select {config.out.resolve()} "
         opened = {line.resume_key or "" for line in private.statement().asked if line.open}
         for left in (name for name in opened if name.startswith(key)):
             private.account.resume(left).close()  # of a process that was killed: what it did not take comes back
         lines = strategy.lines(private, pca=asked.pca, support=asked.support)
-        plan = private.plan(*lines, resume_key=key + secrets.token_hex(8), note="selection")
+        try:
+            plan = private.plan(*lines, resume_key=key + secrets.token_hex(8), note="selection")
+        except BudgetExceeded as error:
+            raise refusal(error, private.account, strategy, options) from None
         try:
             with interruptible(CHARGED):
                 found = strategy(model, pool, config.select.n, private.ask)
@@ -261,20 +293,7 @@ def _private_rows(job: Job, options: PrivateSection) -> tuple[Tensor, Array | No
             f"{list(job.pool.rows.shape[1:])}: give images of one size."
         )
     read = read_table(table, label=None, users=options.users)
-    return job.rows(read.features), read.users
-
-
-def _advice(strategy: Strategy, options: PrivateSection | None) -> QuestionAdvice | None:
-    """Noise for both questions, so that they cost epsilon together; decided before anything is asked."""
-    if options is None or not isinstance(strategy, NearPrivate):
-        return None
-    return advise_questions(
-        strategy,
-        budget=Budget(options.epsilon, options.delta),
-        size=options.size,
-        support=options.support,
-        adjacency=options.adjacency,
-    )
+    return job.trained_rows(read.features), read.users
 
 
 def _strategy(config: SelectConfig) -> Strategy:
@@ -295,6 +314,16 @@ def _strategy(config: SelectConfig) -> Strategy:
         "k-center": partial(KCenter, seed=select.seed),
     }
     return made[select.strategy]()
+
+
+def _changed(key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """What of the config it is, where that is known, and what it was and is."""
+    if key not in ("private", "options", "model") or not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return key, old, new
+    inner = next(name for name in [*new, *old] if new.get(name) != old.get(name))
+    if inner == "sha256":
+        return key, old, new
+    return f"[{'select' if key == 'options' else key}] {inner}", old.get(inner), new.get(inner)
 
 
 def _short(value: Any) -> str:

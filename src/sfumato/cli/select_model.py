@@ -18,6 +18,8 @@ from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
 from sfumato.run import Run
 
+Limits = tuple[float | list[float], float | list[float]]  # of every value, or of each
+
 
 def finished_run(folder: Path) -> tuple[Run, dict[str, Any]]:
     """The run, and the config that `sfumato train` or this command left beside it, if any."""
@@ -50,16 +52,24 @@ def model_section(config: SelectConfig, trained: dict[str, Any]) -> ModelSection
     return ModelSection(**(told | given))
 
 
-def scaled_range(config: SelectConfig, trained: dict[str, Any]) -> tuple[float, float] | None:
-    """What features were scaled by in the training: the model must see the pool in the same way."""
+def pool_range(config: SelectConfig, trained: dict[str, Any], *, image_files: bool) -> tuple[float, float] | None:
+    """What becomes 0..1 in the pool: as declared, 0..255 in image files, or what the training declared."""
     given, data = config.pool.range, trained.get("data") or {}
     told = data.get("range")
     if given is None and (told == "public" or data.get("lower") is not None):
         raise InvalidArgument("[pool] range is missing: the training had one that is not in its record, so declare it.")
-    if isinstance(told, list) and given is not None and [float(v) for v in given] != [float(v) for v in told]:
-        raise InvalidArgument(f"[pool] range={given} was {told} in the training: leave it out.")
-    found = told if given is None else given
+    found = given or ([0.0, 255.0] if image_files else told)
     return (float(found[0]), float(found[1])) if isinstance(found, list) else None
+
+
+def training_limits(config: SelectConfig, trained: dict[str, Any]) -> Limits | None:
+    """What became 0..1 in the rows of the training; where its record does not say, what is declared for the pool."""
+    data = trained.get("data")
+    if data is None or data.get("range") == "public":
+        return None if config.pool.range is None else (config.pool.range[0], config.pool.range[1])
+    if isinstance(data.get("range"), list):
+        return data["range"][0], data["range"][1]
+    return None if data.get("lower") is None else (data["lower"], data["upper"])
 
 
 def released_module(config: SelectConfig, model: ModelSection, shape: tuple[int, ...], run: Run) -> nn.Module:

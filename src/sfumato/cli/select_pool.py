@@ -43,6 +43,17 @@ def read_pool(path: Path, channels: int | None) -> Pool:
     return Pool(rows=rows)
 
 
+def check_within(name: str, pool: Pool, between: tuple[float, float] | None) -> None:
+    """Raise if some values would be cut off."""
+    low, high = float(pool.rows.min()), float(pool.rows.max())
+    slack = 0.0 if between is None else 1e-6 * (between[1] - between[0])  # of floats that were scaled before
+    if between is not None and not between[0] - slack <= low <= high <= between[1] + slack:
+        raise InvalidArgument(
+            f"[pool] images={name!r} has values from {low:g} to {high:g}, which do not lie in range={list(between)}: "
+            "give [pool] range = [lowest, highest], what black and white are in these images."
+        )
+
+
 def read_oracle(path: Path) -> Array:
     """The labels of the whole pool, for experiments: an NPY file, or an NPZ file with them beside the images."""
     if not path.is_file():
@@ -91,6 +102,11 @@ def _array(path: Path, what: str, *names: str) -> Array:
 
 
 def _folder(path: Path, channels: int | None) -> Pool:
+    if (path / "grid.png").exists() and (path / "synthetic.npz").exists():
+        raise InvalidArgument(
+            f"[pool] images={str(path)!r} is a folder of sfumato synthesize, whose grid.png is no image to label: give "
+            "the synthetic.npz in it."
+        )
     files = image_files(path, below=True)
     if not files:
         raise InvalidArgument(f"[pool] images={str(path)!r} holds no {', '.join(ENDINGS)} files: check the path.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from sfumato.cli.device import DeviceName, find_device
 from sfumato.cli.facts import tell
-from sfumato.cli.interruption import interruptible, kept
+from sfumato.cli.interruption import interruptible, kept, terminable
 from sfumato.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ def synthesize(
     if more is not None and (again or dry_run):
         raise InvalidArgument(f"--more={more} goes without --again and --dry-run: leave them out.")
 
-    progress = not as_json and sys.stdout.isatty()
-    facts, title = _done(checked, find_device(device), dry_run, more, again, progress=progress)
+    facts, title = _done(checked, find_device(device), dry_run, more, again, progress=not as_json)
     tell(facts, title, as_json=as_json, shown=_shown(facts))
 
 
@@ -49,13 +47,17 @@ def _done(
 ) -> tuple[dict[str, Any], str]:
     """What is to be said afterwards, and above it."""
     from sfumato.cli.synthesize_job import add_more, execute, prepare
+    from sfumato.cli.synthesize_record import Folder
 
+    if not dry_run:
+        Folder(config.folder).settle()
     if more is not None:
         return _result(config, add_more(config, more, device, progress=progress)), f"{more} rows more"
     job = prepare(config, device, again=again)
     if dry_run:
         return _plan(job, again=again), f"Plan of {config.path} (nothing was trained or written)"
-    with interruptible(kept(config.folder, again=again)):
+    aside = again and job.folder.provenance.exists()  # the draft is found again by --again
+    with terminable(), interruptible(kept(config.folder, again=again and not aside)):
         return _result(config, execute(job, again=again, progress=progress)), f"Made as {config.path} says"
 
 

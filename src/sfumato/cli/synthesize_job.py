@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from sfumato.cli.config_file import only_given
 from sfumato.cli.synthesize_config import NETWORK, SynthesisConfig, check_of_use
 from sfumato.cli.synthesize_measures import check_measures, measured
-from sfumato.cli.synthesize_record import Folder, Record, check_unchanged
+from sfumato.cli.synthesize_record import Folder, Record, check_unchanged, is_unchanged
 from sfumato.cli.synthesize_rows import ImageRows, Scale, TableRows, npz, read_rows, split, taken
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
@@ -70,11 +70,13 @@ class Job:
     device: torch.device
     network: UNet | None  # with its first weights; a table's generator has none
     discriminator: Discriminator | None
+    aside: bool = False  # while a finished synthesis is made anew
 
     @property
     def folder(self) -> Folder:
         columns = isinstance(self.rows, TableRows) and self.rows.columns
-        return Folder(self.config.folder, "synthetic.csv" if columns else None)
+        whole = Folder(self.config.folder, "synthetic.csv" if columns else None)
+        return whole.aside if self.aside else whole
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -110,9 +112,26 @@ def prepare(config: SynthesisConfig, device: torch.device, *, again: bool) -> Jo
 
 def execute(job: Job, *, again: bool, progress: bool) -> dict[str, Any]:
     """Make the rows, and return their provenance. Interrupted, the same again goes on where it was."""
+    folder = job.folder
+    if not (again and folder.provenance.exists()):
+        if again:
+            folder.clear()
+        return _made(job, progress=progress)
+    draft = folder.aside
+    if draft.began.exists() and not is_unchanged(job.config, draft.read()):
+        draft.clear()
+    try:
+        provenance = _made(replace(job, aside=True), progress=progress)
+    except InvalidArgument:  # such as other rows than the draft was begun with
+        draft.clear()
+        draft.path.rmdir()
+        raise
+    folder.settle()
+    return provenance
+
+
+def _made(job: Job, *, progress: bool) -> dict[str, Any]:
     config, folder = job.config, job.folder
-    if again:
-        folder.clear()
     record = Record(folder, config)
     if isinstance(job.rows, TableRows):
         with record.timed("training"):
@@ -140,7 +159,7 @@ def execute(job: Job, *, again: bool, progress: bool) -> dict[str, Any]:
             "rows": len(job.rows.rows),
             "trained_on": len(job.kept),
             "held_out": len(job.held),
-            "classes": list(job.rows.names) or None,
+            "classes": list(job.rows.names) or _numbers(job.rows),
         },
         "generator": dict(trained),
         "guidance": guided,
@@ -196,6 +215,12 @@ def add_more(config: SynthesisConfig, n: int, device: torch.device, *, progress:
 
 
 # ------------------------------------------------------------------------------------------------ the pieces
+
+
+def _numbers(rows: ImageRows | TableRows) -> list[int]:
+    """Of the classes that have no names; none where there are no classes."""
+    labels = rows.labels
+    return [] if labels is None or labels.is_floating_point() else sorted(set(labels.tolist()))
 
 
 def _check_classes(rows: ImageRows, kept: Tensor) -> None:

@@ -55,13 +55,37 @@ class Folder:
         """Written last: what is there is finished."""
         return self.path / "provenance.json"
 
+    @property
+    def aside(self) -> Folder:
+        """Where --again works while what is finished here still stands."""
+        return Folder(self.path / ".again", self.table)
+
     def clear(self) -> None:
         """Remove what an earlier synthesis left, and nothing else; first of all the sign that it is finished."""
-        rows = (self.path / name for name in ("synthetic.npz", "synthetic.csv"))
-        for path in (self.provenance, *rows, self.grid, self.discriminator, self.checkpoint, self.began):
+        for path in self._files():
             path.unlink(missing_ok=True)
         if (self.generator / "generator.json").exists():
             shutil.rmtree(self.generator)
+
+    def _files(self) -> list[Path]:
+        """All but the generator's own, the sign that it is finished first."""
+        rows = (self.path / name for name in ("synthetic.npz", "synthetic.csv"))
+        return [self.provenance, *rows, self.grid, self.discriminator, self.checkpoint, self.began]
+
+    def settle(self) -> None:
+        """Put what was made aside in the place of the old, if it is finished; also where that was cut off before.
+
+        Nothing new is removed: as long as the draft has its first name all that lies here is old, and afterwards new.
+        """
+        draft, ready = self.aside, Folder(self.path / ".again.ready", self.table)
+        if draft.provenance.exists():
+            self.clear()
+            draft.path.replace(ready.path)
+        if ready.path.exists():
+            for path in (ready.generator, *reversed(ready._files())):
+                if path.exists():
+                    path.replace(self.path / path.name)
+            ready.path.rmdir()
 
     def check(self, config: SynthesisConfig, *, again: bool) -> None:
         """Raise if a synthesis cannot begin or go on here; nothing is changed."""
@@ -142,6 +166,14 @@ def check_unchanged(config: SynthesisConfig, record: Mapping[str, Any]) -> None:
     """A synthesis goes on with the config it began with."""
     began, otherwise = "the synthesis in [output] folder", "choose another folder, or use --again"
     check_same(config, record.get("config") or {}, may_change=_MAY_CHANGE, began=began, otherwise=otherwise)
+
+
+def is_unchanged(config: SynthesisConfig, record: Mapping[str, Any]) -> bool:
+    try:
+        check_unchanged(config, record)
+    except InvalidArgument:
+        return False
+    return True
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.cli.config_file import without_password
 from sfumato.cli.facts import in_one_line, tell
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _plan(job: Job) -> dict[str, Any]:
         "parameters": job.parameters,
         "features": list(job.layouts["private"].columns) or None,
         "continues": config.checkpoint.exists(),
-        "ledger": config.ledger,
+        "ledger": without_password(config.ledger),
         "would_write": [str(path) for path in job.would_write()],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 3.4, 3.0  # inches, of one panel
+_ALONE = 4.8  # wide, if it is the only one
+_LINE, _KEY, _LETTER = 0.17, 0.5, 0.062  # inches: high and wide, of a line of the legend, its sign and one letter
 _MARKERS = "os^vDP*Xd<>h"
 
 
@@ -52,13 +55,17 @@ def draw(name: str, figure: Figure, panels: Mapping[str, Panel], path: Path) -> 
         raise InvalidArgument("--plot needs matplotlib: install it with pip install matplotlib.") from None
     names = list(dict.fromkeys(curve for panel in panels.values() for curve in panel))
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 8}):
-        drawing = Drawing(figsize=(_WIDTH * len(panels), _HEIGHT), layout="constrained")
+        width = _ALONE if len(panels) == 1 else _WIDTH * len(panels)
+        longest = _KEY + _LETTER * max(map(len, names), default=0)
+        columns = min(2 * len(panels), max(1, int(width / longest)), max(1, len(names)))
+        height = _HEIGHT + _LINE * math.ceil(len(names) / columns)
+        drawing = Drawing(figsize=(max(width, longest), height), layout="constrained")
         for number, (title, panel) in enumerate(panels.items()):
             axes = drawing.add_subplot(1, len(panels), number + 1)
             _panel(axes, figure, title, panel, names)
-        handles, labels = drawing.axes[0].get_legend_handles_labels()
-        columns = min(3 * len(panels), max(1, len(labels)))
-        drawing.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+        every = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in drawing.axes]
+        found = {label: handle for pairs in every for handle, label in pairs}
+        drawing.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         drawing.savefig(path, format="svg", metadata={"Date": None})
 

@@ -62,11 +62,8 @@ def reported(record: Record, cell: Cell) -> float:
 
 def _key(record: Record, cell: Cell) -> str:
     """Under which the record has what is reported: other numbers of labels are tried at smoke scale."""
-    paper, own = (cell.settings[scale].selection for scale in ("paper", record["scale"]))
-    if paper is None or own is None:
-        return cell.report
-    place = paper.labels.index(int(cell.report))
-    return str(own.labels[min(place, len(own.labels) - 1)])
+    labels = cell.labels_at(record["scale"])
+    return cell.report if labels is None else str(labels)
 
 
 def write_record(path: Path, record: Record, *, indent: int | None = 1) -> None:

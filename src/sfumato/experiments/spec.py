@@ -67,6 +67,23 @@ class Cell(Place):
     x: float | None = None  # its place in a figure; without, a level
     settings: Mapping[Scale, Settings] = field(repr=False)
 
+    def labels_at(self, scale: Scale) -> int | None:
+        """How many labels the number is of, if it is of any: at smoke scale there are fewer."""
+        paper, own = (self.settings[s].selection for s in ("paper", scale))
+        if paper is None or own is None:
+            return None
+        return own.labels[min(paper.labels.index(int(self.report)), len(own.labels) - 1)]
+
+    def column_at(self, scale: Scale) -> str:
+        """The column's name, with the true number of labels where it says another."""
+        labels = self.labels_at(scale)
+        true = labels is None or str(labels) == self.report
+        return self.column if true else f"{self.column} ({scale}: {labels:,} labels)"
+
+    def x_at(self, scale: Scale) -> float | None:
+        labels = self.labels_at(scale)
+        return self.x if labels is None or self.x != int(self.report) else float(labels)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
@@ -84,9 +101,22 @@ class Spec:
         """The cells with these names of rows and columns, or whose names contain them if none has them exactly."""
         found = by_name(self.cells, rows, columns)
         if not found:
-            known = "; ".join(f"{c.row} | {c.column}" for c in self.cells)
-            raise InvalidArgument(f"--row={rows} --column={columns} name no cell of {self.name}, which has {known}.")
+            asked = " ".join(
+                f"--{what} {name!r}" for what, names in (("row", rows), ("column", columns)) for name in names
+            )
+            known = _some(c.row for c in self.cells) if rows else _some(c.column for c in self.cells)
+            raise InvalidArgument(f"{asked} names no cell of {self.name}, which has {known}: --show prints them all.")
         return found
+
+
+_FEW = 6
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    more = f" and {len(every) - _FEW} more" if len(every) > _FEW else ""
+    return f"{', '.join(map(repr, every[:_FEW]))}{more}"
 
 
 Placed = TypeVar("Placed", bound=Place)

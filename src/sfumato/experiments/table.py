@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class Entry:
 def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
     """All cells of a table, from the records in a folder."""
     records = list(all_records(folder, scale).values())
-    return [entry(cell, records_of(cell, records, scale)) for cell in spec.cells]
+    found = [entry(cell, records_of(cell, records, scale)) for cell in spec.cells]
+    return [replace(e, column=cell.column_at(scale)) for e, cell in zip(found, spec.cells, strict=True)]
 
 
 def entry(cell: Cell, records: Iterable[Record]) -> Entry:
@@ -70,8 +71,11 @@ def drawn(spec: Spec, path: Path, scale: Scale = "paper", folder: Path = COMMITT
     curves: dict[str, list[Point]] = {}
     for cell, e in zip(spec.cells, found, strict=True):
         if e.ours is not None:
-            curves.setdefault(cell.row, []).append(Point(cell.x, e.ours, 2 * (e.stderr or 0.0)))
-    draw(spec.name, spec.figure, {"": curves}, path)
+            point = Point(cell.x_at(scale), e.ours, 2 * (e.stderr or 0.0))
+            if point not in curves.setdefault(cell.row, []):  # several columns may be one at smoke scale
+                curves[cell.row].append(point)
+    figure = spec.figure if scale == "paper" else replace(spec.figure, x=f"{spec.figure.x} ({scale} scale)")
+    draw(spec.name, figure, {"": curves}, path)
     return True
 
 

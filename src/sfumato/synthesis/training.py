@@ -10,8 +10,10 @@ import copy
 import json
 import math
 import platform
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from sfumato.synthesis.generator import Generator, described, image_of, prepared
 from sfumato.synthesis.images import PublicImages, scaled
 from sfumato.synthesis.nonleaking import AUGMENT_LABELS, NonLeaking
 from sfumato.synthesis.process import Process
-from sfumato.synthesis.progress import bar
+from sfumato.synthesis.progress import Tell, bar
 from sfumato.synthesis.unet import UNet
 
 _BETAS = (0.9, 0.99)  # of Adam: trainings of minutes want a shorter memory than EDM's 0.999
@@ -57,6 +59,7 @@ def train_generator(
     seed: int = 0,
     checkpoint: Path | None = None,
     checkpoint_every: int = 500_000,
+    checkpoint_seconds: float = 60.0,
     keep_adam: bool = False,
     seconds: float | None = None,
     stop: Callable[[], bool] | None = None,
@@ -76,8 +79,8 @@ def train_generator(
         augment_p: how likely each part of `NonLeaking` is, whose labels the network has to take; 0 for none at all.
         autocast: `torch.bfloat16` on a GPU; the generator samples with it as well.
         seed: of batches, noise levels, noise, augmentation and dropout.
-        checkpoint: a file that is written every `checkpoint_every` images and at the end. If it is there already, the
-            training goes on from it, exactly.
+        checkpoint: a file that is written every `checkpoint_every` images, every `checkpoint_seconds`, and at the end.
+            If it is there already, the training goes on from it, exactly.
         keep_adam: keep Adam's state in the last checkpoint too, which without it is half the size.
         seconds: stop after about so long, with a checkpoint to go on from.
         stop: asked after every step; True ends the training there, with a checkpoint to go on from.
@@ -94,7 +97,11 @@ def train_generator(
     """
     _check(
         whole={"images": images, "batch_size": batch_size, "checkpoint_every": checkpoint_every},
-        positive={"learning_rate": learning_rate, "ema_halflife": ema_halflife},
+        positive={
+            "learning_rate": learning_rate,
+            "ema_halflife": ema_halflife,
+            "checkpoint_seconds": checkpoint_seconds,
+        },
         autocast=autocast,
     )
     rows = PublicImages.of(public)
@@ -121,12 +128,12 @@ def train_generator(
     rows = rows.to(state.device)
     labelled = rows.labels if network.classes else None
     every = max(1, checkpoint_every // batch_size)
-    start = time.perf_counter()
+    start = saved = time.perf_counter()
 
     with own_generators(seed), being_trained(network):
         if checkpoint is not None and checkpoint.exists():
             state.restore(checkpoint, identity)
-        with bar("generator", images, shown=progress, done=state.step * batch_size) as tell:
+        with _told(images, shown=progress, done=state.step * batch_size) as tell:
             while state.step < steps:
                 drawn = torch.randint(len(rows.images), (batch_size,), device=state.device)
                 views, augment_labels = scaled(rows.images[drawn]), None
@@ -139,10 +146,13 @@ def train_generator(
                     keep=0.5 ** (batch_size / min(ema_halflife, _EMA_RAMP * seen)),
                 )
                 tell(seen, state.last_loss)
-                ends = seconds is not None and time.perf_counter() - start >= seconds
+                now = time.perf_counter()
+                ends = seconds is not None and now - start >= seconds
                 ends = ends or (stop is not None and stop())
-                if checkpoint is not None and state.step < steps and (ends or state.step % every == 0):
+                due = ends or state.step % every == 0 or now - saved >= checkpoint_seconds
+                if checkpoint is not None and state.step < steps and due:
                     state.save(checkpoint, identity, adam=True)
+                    saved = time.perf_counter()
                 if ends:
                     break
         finished = state.step == steps
@@ -268,6 +278,26 @@ class _Step:
         found = torch.autograd.grad(loss, state.params, allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(state.grads, found)
         return {"loss": loss.detach()}
+
+
+@contextmanager
+def _told(images: int, *, shown: bool, done: int) -> Iterator[Tell]:
+    """A bar; where there is no terminal to draw it on, a line for every tenth."""
+    if sys.stdout.isatty() or not shown:
+        with bar("generator", images, shown=shown, done=done) as tell:
+            yield tell
+        return
+    start, tenths = time.perf_counter(), 10 * done // images
+
+    def line(now_done: int, fact: Callable[[], str]) -> None:
+        nonlocal tenths
+        seen = min(now_done, images)
+        if 10 * seen // images > tenths:
+            tenths = 10 * seen // images
+            text = f"generator {seen}/{images}, {fact()}"
+            print(f"{text}, {(now_done - done) / max(1e-9, time.perf_counter() - start):,.0f} images/s", flush=True)
+
+    yield line
 
 
 def _share(step: int, steps: int, ramp: float) -> float:
