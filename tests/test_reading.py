@@ -49,7 +49,7 @@ def test_values_become_what_their_types_say() -> None:
     [
         ({}, "[outer] lacks the key 'name': add it."),
         ({"name": 3}, "[outer] name=3 must be a string."),
-        ({"nme": "a"}, "[outer] has no key 'nme': did you mean 'name'?."),
+        ({"nme": "a"}, "[outer] has no key 'nme': did you mean 'name'?"),
         ({"name": "a", "rate": True}, "rate=True must be a number."),
         ({"name": "a", "clip": [1]}, "clip=[1] must be a number or a string."),
         ({"name": "a", "sizes": [1.5]}, "sizes=[1.5] must be a list of whole numbers."),

@@ -32,7 +32,7 @@ def check_keys(kind: type[Any], raw: Any, where: str) -> None:
     hints = field_types(kind)
     for key, value in raw.items():
         if key not in hints:
-            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, hints)}.")
+            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, hints)}")
         inner = table_in(hints[key])
         if inner is not None and isinstance(value, Mapping):
             check_keys(inner, value, f"{where}, {key}")
@@ -56,14 +56,14 @@ def required(kind: type[Any]) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to say of an unknown name.
+    """What to say of an unknown name, to the end of the sentence.
 
     >>> suggestion("steqs", ["steps", "seed"])
     ": did you mean 'steps'?"
     """
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
-    return f": did you mean {close[0]!r}?" if close else f": known are {', '.join(names)}"
+    return f": did you mean {close[0]!r}?" if close else f": known are {', '.join(names)}."
 
 
 def field_types(kind: type[Any]) -> dict[str, Any]:

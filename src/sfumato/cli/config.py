@@ -123,7 +123,7 @@ def _check_method(config: Config) -> None:
     training, given = config.training, config.training.method
     for name in [given] if isinstance(given, str) else given:
         if name not in METHODS:
-            raise InvalidArgument(f"[training] method={name!r} is not known{suggestion(name, METHODS)}.")
+            raise InvalidArgument(f"[training] method={name!r} is not known{suggestion(name, METHODS)}")
     methods = training.methods
     if isinstance(given, list) and len(set(given)) < max(1, len(given)):
         raise InvalidArgument(f"[training] method={given} must name at least one method, and none of them twice.")

@@ -69,7 +69,7 @@ def read_sections(kind: type[Config], path: Path, raw: Mapping[str, Any]) -> Con
     known = sections_of(kind)
     for name in raw:
         if name not in known:
-            raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{suggestion(name, known)}.")
+            raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{suggestion(name, known)}")
     sections = {name: _section(name, field_types(kind)[name], raw, known) for name in known}
     given = frozenset(f"{name}.{key}" for name, section in raw.items() for key in section)
     return kind(path=path, given=given, **sections)

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(sentence: str, status: int) -> int:
     said = " ".join(sentence.split())
-    print(f"sfumato: {said[:-1] if said.endswith('?.') else said}", file=sys.stderr)  # a question needs no full stop
+    print(f"sfumato: {said}", file=sys.stderr)
     return status
 
 

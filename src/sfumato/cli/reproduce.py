@@ -62,7 +62,7 @@ def reproduce(
         return
     known = in_order([*spec_names(), *convex_names()])
     if name not in known:
-        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, known)}.")
+        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, known)}")
     if name in convex_names():
         if scale == "smoke":
             raise InvalidArgument(f"--scale=smoke is not there for {name}: give --seeds 2 and --out for a trial.")

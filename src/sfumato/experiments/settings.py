@@ -275,7 +275,7 @@ def _check_names(settings: Settings, where: str) -> None:
         *((f"synthesis, {what}", name, GENERATORS if what == "network" else PROCESSES) for what, name in made_by),
     ):
         if found not in known:
-            raise InvalidArgument(f"{where}, {what}={found!r} is not known{suggestion(found, known)}.")
+            raise InvalidArgument(f"{where}, {what}={found!r} is not known{suggestion(found, known)}")
 
 
 def _check_numbers(settings: Settings, where: str) -> None:

@@ -156,7 +156,7 @@ def find_spec(name: str) -> Spec:
     64.9
     """
     if name not in spec_names():
-        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, spec_names())}.")
+        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, spec_names())}")
     return load_spec(SPECS / f"{name}.toml")
 
 
@@ -171,12 +171,12 @@ def load_spec(path: Path) -> Spec:
     for name, tables in (("", shared), ("smoke.", smoke)):
         for section, table in tables.items():
             if section not in _SECTIONS:
-                raise InvalidArgument(f"{where} has no table [{name}{section}]{suggestion(section, _SECTIONS)}.")
+                raise InvalidArgument(f"{where} has no table [{name}{section}]{suggestion(section, _SECTIONS)}")
             check_keys(_SECTIONS[section], table, f"{where} [{name}{section}]")
     known = ("title", "paper", "where", "note", "report", "base", "figure", *_SECTIONS, "smoke", "cell", "curve")
     for key in raw:
         if key not in known:
-            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}.")
+            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}")
     texts = {name: _text(raw, name, where, required=name != "note") for name in ("title", "paper", "where", "note")}
     parts = raw.get("cell", []), raw.get("curve", [])
     if not any(parts) or not all(isinstance(part, dict) for tables in parts for part in tables):
@@ -228,7 +228,7 @@ def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str,
     unknown = sorted(set(training) - {f.name for f in fields(Training)})
     if unknown:
         names = (*own, *_SECTIONS, "smoke", *(f.name for f in fields(Training)))
-        raise InvalidArgument(f"{here} has no key {unknown[0]!r}{suggestion(unknown[0], names)}.")
+        raise InvalidArgument(f"{here} has no key {unknown[0]!r}{suggestion(unknown[0], names)}")
     check_keys(Training, training, here)
     check_keys(Training, small, f"{here}, smoke")
     for name, table in tables.items():
@@ -242,7 +242,7 @@ def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str,
     labels = () if made.selection is None else map(str, made.selection.labels)
     known = (*labels,) or (CHOSEN, *CANDIDATES)
     if report not in known:
-        raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), known)}.")
+        raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), known)}")
     for method, options in OPTIONS.items():
         if options in training and method not in made.training.method:
             raise InvalidArgument(f"{here} gives {options}, but its method is {list(made.training.method)}: drop it.")

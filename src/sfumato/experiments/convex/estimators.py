@@ -36,7 +36,7 @@ def make_estimator(settings: Settings, *, classification: bool, size: int) -> An
     known = [field.name for field in fields(cls)]
     for name in given:
         if name not in known:
-            raise InvalidArgument(f"options: {cls.__name__} has no parameter {name!r}{suggestion(name, known)}.")
+            raise InvalidArgument(f"options: {cls.__name__} has no parameter {name!r}{suggestion(name, known)}")
     return cls(**given)
 
 
@@ -57,7 +57,7 @@ def _named(name: str, kind: str, what: str) -> type[Any]:
         shown = [each.removesuffix(kind) for each in known]
         raise InvalidArgument(
             f"{what}={name.removesuffix(kind)!r} is not one of sfumato.erm for this task"
-            f"{suggestion(name.removesuffix(kind), shown)}."
+            f"{suggestion(name.removesuffix(kind), shown)}"
         )
     found: type[Any] = getattr(erm, name)
     return found

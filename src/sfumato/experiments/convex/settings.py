@@ -61,7 +61,7 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
     data = settings.data
     if data.name not in (*TABLES, *SYNTHETIC):
         raise InvalidArgument(
-            f"{where}, data, name={data.name!r} is not known{suggestion(data.name, TABLES + SYNTHETIC)}."
+            f"{where}, data, name={data.name!r} is not known{suggestion(data.name, TABLES + SYNTHETIC)}"
         )
     if data.ranges not in ("declared", "public"):
         raise InvalidArgument(f"{where}, data, ranges={data.ranges!r} must be 'declared' or 'public'.")

@@ -82,7 +82,7 @@ def find_convex(name: str) -> Spec:
     0.7882
     """
     if name not in convex_names():
-        raise InvalidArgument(f"name={name!r} is no convex experiment{suggestion(name, convex_names())}.")
+        raise InvalidArgument(f"name={name!r} is no convex experiment{suggestion(name, convex_names())}")
     return load_convex(SPECS / f"{name}.toml")
 
 
@@ -126,7 +126,7 @@ def _compare(raw: Any, columns: list[str], where: str) -> Compare | None:
     found: Compare = read(Compare, raw, f"{where} [compare]")
     if unknown := [name for name in (*found.ours, *found.others) if name not in columns]:
         raise InvalidArgument(
-            f"{where} [compare] names {unknown[0]!r}, which is no column{suggestion(unknown[0], columns)}."
+            f"{where} [compare] names {unknown[0]!r}, which is no column{suggestion(unknown[0], columns)}"
         )
     return found
 
@@ -136,7 +136,7 @@ def _known(raw: Any, known: tuple[str, ...], where: str) -> None:
         raise InvalidArgument(f"{where} is {raw!r}: it must be a table.")
     for key in raw:
         if key not in known:
-            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}.")
+            raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}")
 
 
 def _parts(raw: Mapping[str, Any], kind: str, known: tuple[str, ...], where: str) -> list[dict[str, Any]]:
