@@ -26,9 +26,12 @@ from torch import Tensor, nn
 from sfumato import Budget, Clip, GradientMean, Ledger, Objective, Private, Public, Run, cross_entropy, train
 from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.distributed import Processes, ProcessLost
+from sfumato.distributed.account import SharedAccount, SharedPlan
 from sfumato.errors import BudgetExceeded, InvalidArgument, SfumatoError
 from sfumato.gradients import Gradient
 from sfumato.gradients.reference import per_example_gradients
+from sfumato.privacy.ledger import Account
+from sfumato.privacy.ledger_plan import Plan
 from sfumato.privacy.noise import NotPrivateSeed
 from sfumato.questions import Exact, GradientSum, Gram, Histogram, Joint, NoisyArgmin, NoisyMean, Sample, Sealed
 from tests.statistics import FALSE_ALARM, binomial_p, correlation_p, normal_p, smallest, variance_p
@@ -586,3 +589,11 @@ def test_the_benchmark_compares_turns_of_the_same_round() -> None:
     row = summary("mlp", 2, 64, twice, base, 1)
     assert (row["speedup"], row["slowest"], row["fastest"], row["cpu_efficiency"]) == (2.0, 2.0, 2.0, 0.8)
     assert row["efficiency"] == 2.0 / min(2, os.cpu_count() or 1)
+
+
+def test_shared_accounts_and_plans_have_all_that_is_public_of_one() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert public(Account) <= public(SharedAccount)
+    assert public(Plan) <= public(SharedPlan)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from sfumato.privacy.ledger import Account
 from sfumato.privacy.ledger_plan import Plan
+from sfumato.privacy.ledger_view import AccountView, Quote
 from sfumato.privacy.mechanisms import Mechanism
 from sfumato.privacy.statement import Statement
 
@@ -65,6 +66,12 @@ class SharedAccount:
 
     def left(self) -> float:
         return self._processes.first(lambda: self._own.left())
+
+    def view(self) -> AccountView:
+        return self._processes.first(lambda: self._own.view())
+
+    def quote(self, mechanisms: Sequence[Mechanism], **options: Any) -> Quote:
+        return self._processes.first(lambda: self._own.quote(mechanisms, **options))
 
 
 class SharedPlan:
