@@ -52,7 +52,8 @@ def synthesis_key(data: Data, synthesis: Synthesis | None) -> str | None:
 def _made(
     public: Batch, data: Data, synthesis: Synthesis, folder: Path, progress: bool
 ) -> tuple[Batch, dict[str, Any]]:
-    path = folder / f"{synthesis_key(data, synthesis)}.npz"
+    # The same rows, whether they are trained on alone or with the public ones.
+    path = folder / f"{synthesis_key(data, replace(synthesis, alone=False))}.npz"
     if not path.exists():
         generator, trained = _generator(public, data, synthesis, folder, progress)
         start = time.perf_counter()
