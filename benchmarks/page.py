@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md, and the README's block on the GPU, from the stored JSON: no number is typed by hand.
+"""Writes docs/benchmarks.md, docs/scaling.md and the README's block on the GPU from the stored JSON: no number by hand.
 
 python -m benchmarks.page
 """
@@ -8,18 +8,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import distributed, engine, gpu, selection
+from benchmarks import distributed, engine, gpu, scaling, selection
 from benchmarks.gpu import Row, times
 
 ROOT = Path(__file__).parent.parent
-PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+PAGE, SCALING, README = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scaling.md", ROOT / "README.md"
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- gpu -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
-    """What the two files should hold."""
-    return {PAGE: page(), README: filled(README.read_text())}
+    """What the three files should hold."""
+    return {
+        PAGE: page(),
+        SCALING: scaling.page(_stored("scaling"), _stored("gpu")),
+        README: filled(README.read_text()),
+    }
 
 
 def filled(text: str) -> str:

@@ -43,3 +43,11 @@ def test_consecutive_rows_are_lent_to_who_asks_for_that_and_copied_for_all_other
     assert shared(MANY) == {False}
     for indices in (MANY[::-1], MANY + (MANY > 100), MANY[:0]):
         assert shared(indices, lend=True) == {False}
+
+
+def test_a_file_mapped_for_reading_is_not_copied(tmp_path):
+    np.save(tmp_path / "rows.npy", X.numpy())
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    source = TensorSource(mapped)
+    assert source.gather(MANY, lend=True).data_ptr() == mapped[MANY[0] :].ctypes.data
+    assert torch.equal(source.gather(MANY[::-1]), X[MANY[::-1].copy()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,7 @@ class TensorSource(Source):
     """A tensor or array, or a tuple, list or dict of them, with one row per example."""
 
     def __init__(self, data: Any) -> None:
-        self._data = tree_map(lambda v: v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)), data)
+        self._data = tree_map(lambda v: v if isinstance(v, Tensor) else _shared(v), data)
         lengths = {len(t) if t.ndim else None for t in tree_flatten(self._data)[0]}
         if len(lengths) != 1 or None in lengths:
             raise InvalidArgument(
@@ -68,6 +69,13 @@ class TensorSource(Source):
     def made_up(self, rows: int) -> Batch:
         """Rows of the same types and shapes that hold nothing but zeros."""
         return tree_map(lambda t: torch.zeros(rows, *t.shape[1:], dtype=t.dtype, device=t.device), self._data)
+
+
+def _shared(array: Any) -> Tensor:
+    """A tensor over the same memory, which nothing here writes to: it may be a file that is mapped for reading."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(np.asarray(array))
 
 
 def _consecutive(indices: Indices) -> bool:
