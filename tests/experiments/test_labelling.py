@@ -37,7 +37,10 @@ def test_strategies_start_from_one_training_and_leave_a_curve(tmp_path: Path) ->
         assert record["statement"]["epsilon"] <= 3.2
     random = records[0]["polluted"]
     assert 0 < random["50"] < 0.5  # 200 of 900 rows are noise
-    found = {e.column: e.ours for e in entries(find_spec("004-figure3"), "smoke", tmp_path) if e.row == "random"}
+    shown = [e for e in entries(find_spec("004-figure3"), "smoke", tmp_path) if e.row == "random"]
+    assert shown[0].to_json()["polluted"] == random["20"]
+    assert shown[0].text().endswith(f"(1), {100 * random['20']:.0f} % polluted")
+    found = {e.column: e.ours for e in shown}
     assert found["500 labels (smoke: 20 labels)"] == records[0]["metrics"]["20"]["test"]
     assert found["7,000 labels (smoke: 50 labels)"] == records[0]["metrics"]["50"]["test"]
     assert drawn(find_spec("004-figure3"), tmp_path / "figure.svg", "smoke", tmp_path)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato import kernels
 from sfumato.errors import InvalidArgument
 from sfumato.nn import GroupNormAct
-from sfumato.synthesis.unet import UNet, cifar_unet, ddpmpp_unet, digits_unet, unet
+from sfumato.synthesis.unet import UNet, _doubled_nhwc, _halved_nhwc, cifar_unet, ddpmpp_unet, digits_unet, unet
 
 KERNELS = pytest.mark.skipif(
     not kernels.INSTALLED or not (kernels.INTERPRETED or torch.cuda.is_available()),
@@ -191,3 +192,18 @@ def test_wrong_labels_are_refused() -> None:
         small()(x, c_noise)
     with pytest.raises(InvalidArgument, match="augment_labels were given to a network without any"):
         small()(x, c_noise, labels, torch.zeros(3, 9))
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [(_halved_nhwc, lambda x: F.avg_pool2d(x, 2)), (_doubled_nhwc, lambda x: F.interpolate(x, scale_factor=2.0))],
+    ids=["halved", "doubled"],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_resizing_for_gpus_is_resizing(ours: Any, torchs: Any, layout: torch.memory_format) -> None:
+    x = torch.randn(3, 5, 4, 6, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    found, wanted = ours(x), torchs(x)
+    torch.testing.assert_close(found, wanted)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    v = torch.randn_like(wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, x, v), torch.autograd.grad(wanted, x, v))

@@ -53,11 +53,18 @@ def records_of(cell: Cell, records: Iterable[Record], scale: Scale) -> list[Reco
 
 
 def reported(record: Record, cell: Cell) -> float:
-    """The number that stands in the table: test accuracy in percent."""
+    """The number that stands in the table: test accuracy in percent, or loss or perplexity per word."""
     which = record["chosen"] if cell.report == CHOSEN else _key(record, cell)
     if which not in record["metrics"]:
         raise InvalidArgument(f"The record of {cell.row!r} | {cell.column!r} has no {which!r}: run the cell again.")
-    return float(record["metrics"][which]["test"])
+    found = float(record["metrics"][which]["test"])
+    return math.exp(found) if cell.measure == "perplexity" else found
+
+
+def polluted(record: Record, cell: Cell) -> float | None:
+    """Which share of the rows chosen for labelling was pollution, where there was any in the pool."""
+    shares = record.get("polluted")
+    return None if not shares else float(shares[_key(record, cell)])
 
 
 def _key(record: Record, cell: Cell) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.experiments.figures import Point, draw
-from sfumato.experiments.records import COMMITTED, Record, all_records, records_of, reported
+from sfumato.experiments.records import COMMITTED, Record, all_records, polluted, records_of, reported
 from sfumato.experiments.spec import Cell, Place, Scale, Spec, find_spec, spec_names
 
 
@@ -26,15 +26,18 @@ class Entry:
     seeds: int
     state: str
     digits: int = 2  # after the point, in text
+    polluted: float | None = None  # which share of the rows chosen for labelling did not belong there
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("row", "column", "paper", "ours", "stderr", "seeds")}
+        facts = {name: getattr(self, name) for name in ("row", "column", "paper", "ours", "stderr", "seeds")}
+        return facts if self.polluted is None else {**facts, "polluted": self.polluted}
 
     def text(self) -> str:
         if self.ours is None:
             return self.state
         spread = "" if self.stderr is None else f" ± {self.stderr:.{self.digits}f}"
-        return f"{self.ours:.{self.digits}f}{spread} ({self.seeds})"
+        chosen = "" if self.polluted is None else f", {100 * self.polluted:.0f} % polluted"
+        return f"{self.ours:.{self.digits}f}{spread} ({self.seeds}){chosen}"
 
 
 def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
@@ -44,9 +47,16 @@ def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
     return [replace(e, column=cell.column_at(scale)) for e, cell in zip(found, spec.cells, strict=True)]
 
 
+_DIGITS = {"accuracy": 2, "loss": 4, "perplexity": 1}
+
+
 def entry(cell: Cell, records: Iterable[Record]) -> Entry:
-    values = [reported(record, cell) for record in records]
-    return measured(cell, values)
+    found = list(records)
+    shares = [share for record in found if (share := polluted(record, cell)) is not None]
+    return replace(
+        measured(cell, [reported(record, cell) for record in found], digits=_DIGITS[cell.measure]),
+        polluted=round(statistics.fmean(shares), 4) if shares else None,
+    )
 
 
 def measured(place: Place, values: Sequence[float], *, digits: int = 2) -> Entry:
@@ -104,12 +114,21 @@ def grid(found: list[Entry]) -> tuple[list[str], list[tuple[str, list[Entry | No
 
 
 def markdown(spec: Spec, scale: Scale = "paper", folder: Path = COMMITTED) -> str:
-    """The table for a page: per column of the paper one with its number and one with ours."""
+    """The table for a page: per column one with our numbers, and one with the paper's if it has any."""
     columns, rows = grid(entries(spec, scale, folder))
-    names = [name for column in columns for name in (f"{column}: paper", "ours")]
+    printed = [any(e is not None and e.paper is not None for e in of) for of in zip(*(f for _, f in rows), strict=True)]
+    names = [
+        name
+        for column, paper in zip(columns, printed, strict=True)
+        for name in ((f"{column}: paper", "ours") if paper else (column,))
+    ]
     lines = [f"| | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for row, found in rows:
-        texts = [("", "") if e is None else ("–" if e.paper is None else f"{e.paper:g}", e.text()) for e in found]
-        cells = [text for pair in texts for text in pair]
+        cells = [text for e, paper in zip(found, printed, strict=True) for text in _texts(e)[0 if paper else 1 :]]
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _texts(e: Entry | None) -> tuple[str, str]:
+    """The paper's number and ours."""
+    return ("", "") if e is None else ("–" if e.paper is None else f"{e.paper:g}", e.text())

@@ -250,9 +250,26 @@ class _Size(Enum):
     DOUBLED = "doubled"
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self is _Size.HALVED:
-            return F.avg_pool2d(x, 2)
-        return F.interpolate(x, scale_factor=2, mode="nearest") if self is _Size.DOUBLED else x
+        if self is _Size.SAME:
+            return x
+        if channels_last_here(x):
+            return _halved_nhwc(x) if self is _Size.HALVED else _doubled_nhwc(x)
+        return F.avg_pool2d(x, 2) if self is _Size.HALVED else F.interpolate(x, scale_factor=2, mode="nearest")
+
+
+# The same by a reduction and a copy, as are their gradients. Where channels lie last, torch's kernels were a tenth of a
+# training step on an H200, half of that the gradient of pooling.
+
+
+def _halved_nhwc(x: Tensor) -> Tensor:
+    N, C, H, W = x.shape
+    return x.permute(0, 2, 3, 1).reshape(N, H // 2, 2, W // 2, 2, C).mean((2, 4)).permute(0, 3, 1, 2)
+
+
+def _doubled_nhwc(x: Tensor) -> Tensor:
+    N, C, H, W = x.shape
+    rows = x.permute(0, 2, 3, 1)[:, :, None, :, None]
+    return rows.expand(N, H, 2, W, 2, C).reshape(N, 2 * H, 2 * W, C).permute(0, 3, 1, 2)
 
 
 class _Block(nn.Module):
