@@ -97,7 +97,10 @@ def _draft(path: Path) -> Path:
 
 
 def _unwritable(path: Path, error: Exception) -> SfumatoError:
-    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    first: BaseException | None = error
+    while first is not None and not isinstance(first, OSError):  # which torch says more about than is of use
+        first = first.__context__
+    reason = getattr(first, "strerror", None) or str(first or error).partition("\n")[0]
     return SfumatoError(
         f"checkpoint={str(path)!r} cannot be written ({reason}): name another file, or free some space."
     )

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
+import torch
 from torch.utils._pytree import tree_flatten
 
 from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
@@ -26,7 +27,7 @@ from sfumato.gradients import Performance
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter
-from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.ledger import Account, Ledger
 from sfumato.privacy.ledger_plan import Plan
 from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLaplace, Gaussian, Mechanism, Noise
 from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
@@ -241,6 +242,14 @@ class Private:
 
     # -------------------------------------------------------------------------------------------- inside
 
+    def _lend(self, account: Account, objective: Objective | None) -> Private:
+        """The same rows behind the same door, whose answers `account` counts: they were paid for as a whole before."""
+        lent: Private = object.__new__(Private)
+        vars(lent).update(vars(self))  # with the same noise source: what one draws, the other never will
+        vars(lent).pop("_rows_at_once", None)
+        lent.account, lent.objective, lent._plan, lent._reserved = account, objective, None, {}
+        return lent
+
     def _drawn(self, mechanism: Mechanism) -> Sampled:
         drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
         return self._sample(drawn, expected=mechanism.sampler.expected / self.processes.count)
@@ -261,6 +270,11 @@ class Private:
             yield
         except SfumatoError:
             raise
+        except torch.OutOfMemoryError:  # whose text counts a batch
+            raise SfumatoError(
+                "The device ran out of memory while a question was answered, which stays charged: lower "
+                "performance=Performance(micro_batch=...) or free the device, then go on from the checkpoint."
+            ) from None
         except Exception as error:
             if not self._noise.private:
                 raise

@@ -558,7 +558,10 @@ def test_a_ledger_that_was_removed_or_replaced_gives_no_answer(account: Account,
     if isinstance(where, Path):
         where.unlink()
     else:
-        sql(where, "DROP TABLE sfumato_meta, sfumato_stamps, sfumato_queue, sfumato_plans, sfumato_accounts")
+        sql(
+            where,
+            "DROP TABLE sfumato_meta, sfumato_stamps, sfumato_queue, sfumato_heads, sfumato_plans, sfumato_accounts",
+        )
     with pytest.raises(LedgerError, match=r"was removed|has lost its tables"):
         plan.take("sum")
     assert not (isinstance(where, Path) and where.exists())

@@ -61,6 +61,13 @@ class SharedAccount:
     def statement(self) -> Statement:
         return self._processes.first(lambda: self._own.statement())
 
+    def head(self) -> str:
+        """Known to the first process only, which writes the checkpoint."""
+        return "" if self._kept is None else self._kept.head()
+
+    def check_head(self, head: str) -> None:
+        self._processes.only_first(lambda: self._own.check_head(head))
+
     def epsilon_spent(self) -> float:
         return self._processes.first(lambda: self._own.epsilon_spent())
 

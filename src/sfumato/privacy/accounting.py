@@ -13,7 +13,8 @@ about the unit under replace-one, and `event` is the one place that converts.
 | FixedSize | add-remove  | refused   | refused          | refused         |
 | FixedSize | replace-one | RDP       | refused          | refused         |
 
-A SealedGaussian is covered on the FullBatch, under the adjacency of its own proof, by PLD only.
+A SealedGaussian is covered on the FullBatch, under the adjacency of its own proof, by PLD only. A BestOf is covered on
+the FullBatch by RDP, if everything in its trials is.
 
 * dp-accounting has no such RDP bound; ours goes through the data set without the unit, by the weak triangle inequality.
 
@@ -35,6 +36,9 @@ Formal guarantees, cell by cell:
 - SealedGaussian. One answer is (epsilon, delta)-DP by its own proof. The pair that gives everything away with
   probability delta, and else is randomised response at epsilon, dominates every such mechanism (Kairouz et al. 2015).
   Its Renyi divergences are infinite.
+- BestOf. Theorem 2 (truncated negative binomial) and Theorem 6 (Poisson) of Papernot and Steinke (2022), of a trial
+  that first draws its kind with a law that does not depend on the data, and tells it: the divergence of such a mixture
+  is at most the largest one of its kinds, order by order.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -55,7 +59,15 @@ from scipy.special import expit
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson
 from sfumato.errors import InvalidArgument, UnsupportedAccounting
-from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLaplace, Gaussian, Mechanism, SealedGaussian
+from sfumato.privacy.mechanisms import (
+    Adjacency,
+    BestOf,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Mechanism,
+    SealedGaussian,
+)
 
 # dp_accounting is imported where it is used: it takes more than a second, and most commands never account.
 
@@ -83,9 +95,16 @@ class Cost:
 
 
 def epsilon(
-    mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adjacency, tolerance: float = TOLERANCE
+    mechanisms: Sequence[Mechanism],
+    *,
+    delta: float,
+    adjacency: Adjacency,
+    tolerance: float = TOLERANCE,
+    accountant: Accountant | None = None,
 ) -> Cost:
     """The epsilon of the whole plan at `delta`; a larger `tolerance` is faster and can only overstate it.
+
+    Without an `accountant` it is the tightest one there is.
 
     >>> sampler = Poisson(size=48000, batch_size=4096)
     >>> plan = [Mechanism(question="gradients", noise=Gaussian(3.0), sampler=sampler, times=350)]
@@ -95,11 +114,12 @@ def epsilon(
     if not 0 < delta < 1:
         raise InvalidArgument(f"delta={delta} must lie strictly between 0 and 1: choose less than 1 / number of units.")
     plan = _merged(mechanisms)
-    accountant = _accountant(plan, adjacency, delta)
+    accountant = accountant or _accountant(plan, adjacency, delta)
     if accountant is Accountant.PLD:
         value = _coarse_to_fine(lambda grid: _pld(plan, adjacency, grid).get_epsilon(delta), plan, adjacency, tolerance)
     else:
-        value = _best_order(lambda order, rdp: renyi_to_epsilon(rdp, order, delta), plan, adjacency, tolerance)
+        curve = partial(_renyi, plan, adjacency=adjacency)
+        value = _best_order(lambda order, rdp: renyi_to_epsilon(rdp, order, delta), curve, tolerance)
     return Cost(epsilon=value, delta=delta, adjacency=adjacency, accountant=_name(accountant))
 
 
@@ -115,7 +135,8 @@ def delta(
         value = _coarse_to_fine(lambda grid: _pld(plan, adjacency, grid).get_delta(epsilon), plan, adjacency, tolerance)
         value = min(1.0, max(value, RESOLUTION))
     else:
-        value = _best_order(lambda order, rdp: _renyi_to_delta(rdp, order, epsilon), plan, adjacency, tolerance)
+        curve = partial(_renyi, plan, adjacency=adjacency)
+        value = _best_order(lambda order, rdp: _renyi_to_delta(rdp, order, epsilon), curve, tolerance)
     return Cost(epsilon=epsilon, delta=value, adjacency=adjacency, accountant=_name(accountant))
 
 
@@ -136,7 +157,7 @@ def event(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant) ->
             accountant is Accountant.PLD and adjacency is proven
         ):
             return DifferentialPrivacyParameters(stated, fails), relation
-        case _, SealedGaussian():
+        case _, SealedGaussian() | BestOf():
             pass  # above all it is not to be taken for a Gaussian
         case FullBatch(), Gaussian():
             # Under REPLACE_ONE the PLD accountant itself moves the answer by two units, the RDP accountant by one.
@@ -219,6 +240,8 @@ def _refusal(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant)
             remedy = f"declare it in the first plan of its account, whose delta must be at least {RESOLUTION:g}"
         else:
             remedy = "ask it of the FullBatch"
+    elif isinstance(mechanism.noise, BestOf):
+        remedy = "account for it by RDP, on the FullBatch"
     elif isinstance(mechanism.sampler, FixedSize) and adjacency is Adjacency.ADD_REMOVE:
         remedy = "sample by Poisson, or declare replace-one adjacency"
     elif not isinstance(mechanism.noise, Gaussian) and not isinstance(mechanism.sampler, FullBatch):
@@ -315,6 +338,8 @@ def _silent(record: logging.LogRecord) -> bool:
 def _renyi_once(mechanism: Mechanism, order: float, adjacency: Adjacency) -> float:
     from dp_accounting import rdp
 
+    if isinstance(mechanism.noise, BestOf) and isinstance(mechanism.sampler, FullBatch):
+        return _renyi_of_best(mechanism.noise, order, adjacency)
     if (
         adjacency is Adjacency.REPLACE_ONE
         and isinstance(mechanism.sampler, Poisson)
@@ -348,6 +373,22 @@ def _renyi_once(mechanism: Mechanism, order: float, adjacency: Adjacency) -> flo
     return max(value, 0.0) + 1e-12 / (order - 1)
 
 
+def _renyi_of_best(best: BestOf, order: float, adjacency: Adjacency) -> float:
+    """Theorem 2 or 6 of Papernot and Steinke (2022): see `repetitions`."""
+    law, curve = best.repetitions, partial(_renyi_of_trial, best.trials, adjacency=adjacency)
+    if law.shape == math.inf:
+        threshold = math.log1p(1 / (order - 1))
+        choosing = law.mean * _best_order(lambda at, rdp: _renyi_to_delta(rdp, at, threshold), curve, TOLERANCE)
+    else:
+        choosing = min(_best_order(law.choosing, curve, TOLERANCE), law.choosing(1.0, 0.0))  # also if K = 1 always
+    return law.divergence(order, curve(order), choosing)
+
+
+@lru_cache(maxsize=4096)
+def _renyi_of_trial(trials: tuple[tuple[Mechanism, ...], ...], order: float, adjacency: Adjacency) -> float:
+    return max(_renyi(_merged(trial), order, adjacency) for trial in trials)
+
+
 _ORDERS = (
     1.1,
     1.25,
@@ -371,11 +412,9 @@ _ORDERS = (
 )
 
 
-def _best_order(
-    value: Callable[[float, float], float], plan: tuple[Mechanism, ...], adjacency: Adjacency, tolerance: float
-) -> float:
+def _best_order(value: Callable[[float, float], float], curve: Callable[[float], float], tolerance: float) -> float:
     """The least `value(order, rdp)`: over a few orders, then twice around the best. Each order gives an upper bound."""
-    values = {order: value(order, _renyi(plan, order, adjacency)) for order in _ORDERS}
+    values = {order: value(order, curve(order)) for order in _ORDERS}
     for _ in range(0 if tolerance > 4 * TOLERANCE else 2):
         orders = sorted(values)
         best = orders.index(min(orders, key=values.__getitem__))
@@ -384,5 +423,5 @@ def _best_order(
             # Without replacement an order between two integers costs both of them and gains nothing.
             order = float(round(order)) if order > 20 else float(order)
             if order not in values:
-                values[order] = value(order, _renyi(plan, order, adjacency))
+                values[order] = value(order, curve(order))
     return min(values.values())

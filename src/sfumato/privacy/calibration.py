@@ -14,6 +14,7 @@ from functools import cache, partial
 from sfumato.data.samplers import Poisson, Sampler
 from sfumato.errors import InvalidArgument
 from sfumato.privacy import accounting
+from sfumato.privacy.accounting import Accountant
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 
 _COARSE = 0.005  # the accounting tolerance of the first search
@@ -39,14 +40,39 @@ def noise_multiplier(
     >>> round(s, 2)
     3.35
     """
+    return _noise(epsilon, delta, sampler, steps, adjacency, extra, replace_factor, None)
 
+
+def trial_noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    sampler: Sampler,
+    steps: int,
+    adjacency: Adjacency,
+    extra: Sequence[Mechanism] = (),
+) -> float:
+    """The same for one trial of a search, by Renyi divergences: what a search costs follows from those alone."""
+    return _noise(epsilon, delta, sampler, steps, adjacency, extra, 2.0, Accountant.RDP)
+
+
+def _noise(
+    epsilon: float,
+    delta: float,
+    sampler: Sampler,
+    steps: int,
+    adjacency: Adjacency,
+    extra: Sequence[Mechanism],
+    replace_factor: float,
+    accountant: Accountant | None,
+) -> float:
     def train(noise: float) -> Mechanism:
         return Mechanism(
             question="train", noise=Gaussian(noise), sampler=sampler, times=steps, replace_factor=replace_factor
         )
 
     found = _search(
-        _excess(train, epsilon, delta, adjacency, extra),
+        _excess(train, epsilon, delta, adjacency, extra, accountant),
         start=2.0,
         cheapest=_NOISE[0],
         dearest=_NOISE[1],
@@ -116,12 +142,17 @@ def batch_size(
 
 
 def _excess(
-    train: Callable[[float], Mechanism], epsilon: float, delta: float, adjacency: Adjacency, extra: Sequence[Mechanism]
+    train: Callable[[float], Mechanism],
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    extra: Sequence[Mechanism],
+    accountant: Accountant | None = None,
 ) -> Callable[..., float]:
     """log(cost / epsilon) of a candidate, clamped; not above zero if and only if the candidate fits the budget."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InvalidArgument(f"epsilon={epsilon} must be a positive, finite number.")
-    before = accounting.epsilon(extra, delta=delta, adjacency=adjacency).epsilon
+    before = accounting.epsilon(extra, delta=delta, adjacency=adjacency, accountant=accountant).epsilon
     if before >= epsilon:
         raise InvalidArgument(
             f"extra costs epsilon={before:.4g} at delta={delta}, which leaves nothing of epsilon={epsilon}: "
@@ -130,7 +161,9 @@ def _excess(
 
     def excess(candidate: float, *, tolerance: float) -> float:
         plan = (*extra, train(candidate))
-        cost = accounting.epsilon(plan, delta=delta, adjacency=adjacency, tolerance=tolerance).epsilon
+        cost = accounting.epsilon(
+            plan, delta=delta, adjacency=adjacency, tolerance=tolerance, accountant=accountant
+        ).epsilon
         if cost <= epsilon:
             return max(-3.0, math.log(max(cost, 1e-300) / epsilon))
         return min(3.0, max(1e-12, math.log(cost / epsilon)))

@@ -212,6 +212,7 @@ class Account:
             tx.change_account(self._id, total=json.dumps(total))
         else:
             tx.change_account(self._id, sealed_by=plan)
+        tx.link(self._id, f"plan {plan} made")
         turn.leave(tx)
         return {"id": plan, "epsilon": epsilon}
 
@@ -274,6 +275,7 @@ class Account:
             marks: dict[str, int] = json.loads(row["marks"])
             lost = _lost(marks, seen)
             tx.change_plan(row["id"], row["owner"], owner=owner, held_by=tx.who.to_json())
+            tx.link(self._id, f"plan {row['id']} resumed")
             return row, marks, lost
 
         row, marks, lost = self._store.write(work)
@@ -309,6 +311,7 @@ class Account:
             # A plan of which no answer was taken was never asked: only then is the account as it was before.
             still = account["sealed_by"] != plan.id or any(taken.values())
             tx.change_account(self._id, total=json.dumps(total), sealed_by=account["sealed_by"] if still else None)
+            tx.link(self._id, f"plan {plan.id} closed")
 
         self._store.write(work)
 
@@ -320,6 +323,18 @@ class Account:
             tx.add_stamp(self._id, kind, text)
 
         self._store.write(work)
+
+    def head(self) -> str:
+        """A hash of all that happened to the account, to be kept beside a checkpoint: `check_head` knows it again."""
+        return self._store.read(lambda tx: tx.head(self._id))
+
+    def check_head(self, head: str) -> None:
+        """Raises LedgerError where this ledger lacks what a ledger with that head knew: it is a copy or a backup."""
+        if head and not self._store.read(lambda tx: tx.has_head(self._id, head)):
+            raise LedgerError(
+                f"Account {self.name!r} lacks what the ledger of this checkpoint knew: the ledger was put back from a "
+                "backup, or is a copy that went its own way, and counts too little; go on with the one that was in use."
+            )
 
     def epsilon_spent(self) -> float:
         """A guide to what was reserved so far; read from the ledger at most once a second. The statement has the proof.

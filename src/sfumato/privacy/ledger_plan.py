@@ -204,7 +204,7 @@ class Plan:
         return a + (b - a) * (math.sqrt(answers) - math.sqrt(low)) / (math.sqrt(high) - math.sqrt(low))
 
     def _epsilon_at(self, answers: int) -> float:
-        if answers == 0:
+        if answers == 0 or self._epsilon == 0:
             return 0.0
         if answers not in self._grid:
             prefix, rest = [], answers

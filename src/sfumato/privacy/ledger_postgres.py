@@ -153,12 +153,13 @@ def role_statements(schema: str = "public") -> str:
     if not schema.replace("_", "").isalnum():
         raise InvalidArgument(f"schema={schema!r} must be a plain name of letters, digits and underscores.")
     every = ", ".join(
-        f"{schema}.{t}" for t in (tables.META, tables.ACCOUNTS, tables.PLANS, tables.STAMPS, tables.QUEUE)
+        f"{schema}.{t}" for t in (tables.META, tables.ACCOUNTS, tables.PLANS, tables.STAMPS, tables.QUEUE, tables.HEADS)
     )
     rows = {
         tables.ACCOUNTS: "UPDATE (total, sealed_by, updated)",
         tables.PLANS: "INSERT, UPDATE (owner, held_by, open, marks, counted, updated)",
         tables.STAMPS: "INSERT",
+        tables.HEADS: "INSERT",
         tables.QUEUE: "INSERT, DELETE, UPDATE (seen)",
     }
     made = [
@@ -174,7 +175,7 @@ def role_statements(schema: str = "public") -> str:
             *(f"GRANT {rights} ON {schema}.{table} TO {SPENDER};" for table, rights in rows.items()),
             *(
                 f"GRANT USAGE ON SEQUENCE {schema}.{table}_id_seq TO {SPENDER};"
-                for table in (tables.PLANS, tables.STAMPS, tables.QUEUE)
+                for table in (tables.PLANS, tables.STAMPS, tables.QUEUE, tables.HEADS)
             ),
             "-- Then, for each person or job that logs in:",
             f"-- GRANT {SPENDER} TO anna;",

@@ -130,13 +130,13 @@ class Store:
             match version(tx):  # another process may have been first
                 case None:
                     tables.make_tables(tx._connection)
-                case "1":
+                case "1" | "2":
                     tables.upgrade(tx._connection)
 
         found = self.read(version)
         if found is None and not (make and self._backend.makes_tables):
             raise LedgerError(f"Ledger {self.name} is a database of another program: name another one.")
-        if found in (None, "1"):
+        if found in (None, "1", "2"):
             self.write(complete)
             found = self.read(version)
         if found != tables.SCHEMA_VERSION:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +12,7 @@ import sqlalchemy as sa
 from sfumato.errors import LedgerError
 from sfumato.privacy.spender import Spender
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 Row = dict[str, Any]
 
 _tables = sa.MetaData()
@@ -66,6 +68,16 @@ _stamps = sa.Table(
     sa.Column("kind", sa.String(40), nullable=False),
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("created", sa.String(40), nullable=False),
+)
+# What happened to an account, each line hashed with the one before; new in version 3. Copies of one ledger that were
+# both used have different lines, since each line has a random word in it, and a checkpoint knows the last one it saw.
+_heads = sa.Table(
+    "sfumato_heads",
+    _tables,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("account_id", sa.Integer, sa.ForeignKey(_accounts.c.id), nullable=False, index=True),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("head", sa.String(64), nullable=False, index=True),
 )
 _queue = sa.Table(
     "sfumato_queue",
@@ -177,6 +189,26 @@ class Transaction:
             values = {"account_id": account, "kind": kind, "text": text, "created": now()}
             self._connection.execute(sa.insert(_stamps).values(values))
 
+    # ------------------------------------------------------------------------------------------ the chain
+
+    def link(self, account: int, event: str) -> None:
+        """Adds a line to the account's chain; its lock must be held."""
+        event = f"{event} {secrets.token_hex(16)}"
+        head = chained(self.head(account), event)
+        self._connection.execute(sa.insert(_heads).values(account_id=account, event=event, head=head))
+
+    def head(self, account: int) -> str:
+        """The hash of the chain's last line, or nothing where there is none yet."""
+        last = sa.select(_heads.c.head).where(_heads.c.account_id == account).order_by(_heads.c.id.desc()).limit(1)
+        return self._connection.execute(last).scalar() or ""
+
+    def has_head(self, account: int, head: str) -> bool:
+        found = sa.select(_heads.c.id).where(_heads.c.account_id == account, _heads.c.head == head)
+        return self._connection.execute(found).first() is not None
+
+    def chain(self, account: int) -> list[Row]:
+        return self._all(sa.select(_heads).where(_heads.c.account_id == account).order_by(_heads.c.id))
+
     # ------------------------------------------------------------------------------------------ the queue
 
     def waiting(self, account: int) -> list[Row]:
@@ -194,6 +226,10 @@ class Transaction:
         self._connection.execute(sa.delete(_queue).where(_queue.c.token == token))
 
 
+def chained(before: str, event: str) -> str:
+    return hashlib.sha256(f"{before}\n{event}".encode()).hexdigest()
+
+
 def make_tables(connection: sa.Connection) -> None:
     _tables.create_all(connection, checkfirst=False)
     connection.execute(sa.insert(_meta).values(name="version", value=SCHEMA_VERSION))
@@ -208,13 +244,14 @@ def stored_version(connection: sa.Connection) -> str | None:
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """From version 1 to 2, in a transaction that nobody else can write beside."""
+    """From version 1 or 2 to 3, in a transaction that nobody else can write beside."""
     known = {column["name"] for column in sa.inspect(connection).get_columns(_plans.name)}
     for name in _WHO:
         if name not in known:
             connection.exec_driver_sql(f"ALTER TABLE {_plans.name} ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
     _queue.create(connection, checkfirst=True)
+    _heads.create(connection, checkfirst=True)
     connection.execute(sa.update(_meta).where(_meta.c.name == "version").values(value=SCHEMA_VERSION))
 
 
-META, ACCOUNTS, PLANS, STAMPS, QUEUE = (table.name for table in (_meta, _accounts, _plans, _stamps, _queue))
+META, ACCOUNTS, PLANS, STAMPS, QUEUE, HEADS = (t.name for t in (_meta, _accounts, _plans, _stamps, _queue, _heads))

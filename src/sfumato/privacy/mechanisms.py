@@ -14,6 +14,7 @@ from typing import Any
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
 from sfumato.errors import InvalidArgument
+from sfumato.privacy.repetitions import Repetitions
 
 
 class Adjacency(StrEnum):
@@ -67,6 +68,24 @@ class DiscreteGaussian(Noise):
 
 class DiscreteLaplace(Noise):
     """Two-sided geometric on the integers, for counts: P(z) ~ exp(-|z| / (scale * unit)), unit in L1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOf(Noise):
+    """The best of a secret random number of independent trials; only that one leaves, with the score it was chosen by.
+
+    Each trial is drawn secretly from `trials`, which has for each kind everything that it asks. `scale` is the least
+    noise in any of them, for people; the trials are charged.
+    """
+
+    repetitions: Repetitions
+    trials: tuple[tuple[Mechanism, ...], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked = [mechanism for trial in self.trials for mechanism in trial]
+        if not asked or not all(self.trials) or any(isinstance(m.noise, BestOf) for m in asked):
+            raise InvalidArgument(f"trials={self.trials} must each ask something, and none may be a search itself.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +158,11 @@ class Mechanism:
         """Plain data for the ledger."""
         sampler = {"kind": type(self.sampler).__name__, **vars(self.sampler)}
         noise = {"kind": type(self.noise).__name__, **vars(self.noise)}
+        if isinstance(self.noise, BestOf):
+            law = self.noise.repetitions
+            shape = law.shape if math.isfinite(law.shape) else "inf"  # JSON has no infinity
+            noise["repetitions"] = {"mean": law.mean, "shape": shape}
+            noise["trials"] = [[mechanism.to_json() for mechanism in trial] for trial in self.noise.trials]
         return {
             "question": self.question,
             "noise": noise,
@@ -149,12 +173,15 @@ class Mechanism:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Mechanism:
-        kinds = (Gaussian, SealedGaussian, DiscreteGaussian, DiscreteLaplace)
+        kinds = (Gaussian, SealedGaussian, DiscreteGaussian, DiscreteLaplace, BestOf)
         noises: dict[str, type[Noise]] = {kind.__name__: kind for kind in kinds}
         samplers: dict[str, type[Sampler]] = {k.__name__: k for k in (Poisson, FixedSize, FullBatch)}
         sampler, noise = dict(data["sampler"]), dict(data["noise"])
         if "adjacency" in noise:
             noise["adjacency"] = Adjacency(noise["adjacency"])
+        if "trials" in noise:
+            noise["repetitions"] = Repetitions(**{key: float(value) for key, value in noise["repetitions"].items()})
+            noise["trials"] = tuple(tuple(map(Mechanism.from_json, trial)) for trial in noise["trials"])
         return Mechanism(
             question=data["question"],
             noise=noises[noise.pop("kind")](**noise),

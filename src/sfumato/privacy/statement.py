@@ -10,7 +10,7 @@ from typing import Any
 
 from sfumato.data.samplers import FixedSize, Poisson
 from sfumato.privacy.budget import Budget
-from sfumato.privacy.mechanisms import Adjacency, Mechanism, SealedGaussian
+from sfumato.privacy.mechanisms import Adjacency, BestOf, Mechanism, SealedGaussian
 
 NOT_PRIVATE = "not-private"
 """The kind of stamp that voids a statement: noise from a known seed, say."""
@@ -197,6 +197,15 @@ class Statement:
             return (
                 f"epsilon={noise.epsilon:g}, delta={noise.delta:g} by the method's own proof under {noise.adjacency} "
                 f"(Gaussian noise of scale {noise.scale:g} inside the method)"
+            )
+        if isinstance(noise, BestOf):
+            kinds = " or ".join(
+                ", then ".join(f"{m.times} x {m.question}, {_sample(m)}, {self._noise(m)}" for m in trial)
+                for trial in noise.trials
+            )
+            return (
+                f"the best of a secret random number of trials, {noise.repetitions.mean:g} in the mean "
+                f"(shape {noise.repetitions.shape:g}), each of them: {kinds}"
             )
         # What a method that runs inside the door passes on is bounded by its proof, everything else one by one.
         return (
