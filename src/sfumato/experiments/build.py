@@ -19,19 +19,24 @@ from sfumato.algorithms.mirror_descent import MirrorDescent
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.augment import CIFAR10, TRIVIAL, Augmentation, AutoAugment, Chain, CutMix
+from sfumato.experiments.data import CLASSES
 from sfumato.experiments.settings import WITHOUT_STATE, Crops, Model, Settings, Training
 from sfumato.generators import own_generators
 from sfumato.models.basic import cnn, linear, mlp
+from sfumato.models.bert import WordBERT
 from sfumato.models.convnets import cifar_convnet, convnet3
+from sfumato.models.lstm import WordLSTM
 from sfumato.models.wide_resnet import wide_resnet
 from sfumato.nn import Pixels
 
-CLASSES = 10  # of all data sets here
 
-
-def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
+def make_model(model: Model, shape: tuple[int, ...], seed: int, classes: int = CLASSES) -> nn.Module:
     """With first weights drawn by the seed."""
     with own_generators(seed):
+        if model.name == "lstm":
+            return WordLSTM(classes, model.width or 120, model.depth or 2)
+        if model.name == "bert":
+            return WordBERT(classes, width=model.width or 128, blocks=model.depth or 2, length=shape[0])
         if model.name == "wide-resnet":
             first = bool(model.activation_first)
             return wide_resnet(model.depth or 16, model.width or 4, CLASSES, channels=shape[0], activation_first=first)
@@ -45,7 +50,8 @@ def make_model(model: Model, shape: tuple[int, ...], seed: int) -> nn.Module:
             return network
         if model.name == "linear":
             return linear(math.prod(shape), CLASSES)
-        return mlp(math.prod(shape), CLASSES, model.hidden or (64,))
+        layers = mlp(math.prod(shape), CLASSES, model.hidden or (64,))
+        return nn.Sequential(Pixels(mean=0.0, std=1.0), layers) if model.name == "pixel-mlp" else layers
 
 
 def make_augment(crops: Crops) -> Augmentation | Chain | None:

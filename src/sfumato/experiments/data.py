@@ -5,6 +5,7 @@ All of them are benchmark data that everybody has; the private ones are private 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +16,33 @@ from sfumato.data.images import Images, cifar10, mnist, split_public
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.features import cifar10_features, prepared
 from sfumato.experiments.settings import Data
+from sfumato.text import Vocabulary
 
 Batch = tuple[Tensor, Tensor]
+CLASSES = 10  # of all images here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Each part is (images, labels), or (rows of a table, labels)."""
+    """Each part is (images, labels), or (rows of a table, labels), or (words, the words that follow them)."""
 
     private: Batch
     public: Batch
     hold_out: Batch | None
     test: Batch
     pollution: int = 0  # so many of the public rows, the last ones
+    words: Vocabulary | None = None  # of text
+    text: Mapping[str, float] | None = None  # facts about it
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one image."""
         return tuple(self.private[0].shape[1:])
+
+    @property
+    def classes(self) -> int:
+        """How many outputs a model of it has."""
+        return CLASSES if self.words is None else len(self.words)
 
 
 def load_rows(data: Data, device: torch.device) -> Rows:
@@ -62,10 +72,10 @@ def load_rows(data: Data, device: torch.device) -> Rows:
         public_rows = joined(public_rows, _polluting(data, public_rows[0]))
     test = _take(images.test, torch.arange(min(data.test or len(images.test[1]), len(images.test[1]))))
     return Rows(
-        private=_to(private_rows, device),
-        public=_to(public_rows, device),
-        hold_out=_to(_take((x, y), out), device) if len(out) else None,
-        test=_to(test, device),
+        private=to_device(private_rows, device),
+        public=to_device(public_rows, device),
+        hold_out=to_device(_take((x, y), out), device) if len(out) else None,
+        test=to_device(test, device),
         pollution=data.pollution,
     )
 
@@ -114,5 +124,5 @@ def joined(rows: Batch, more: Batch) -> Batch:
     return torch.cat([rows[0], more[0]]), torch.cat([rows[1], more[1]])
 
 
-def _to(rows: Batch, device: torch.device) -> Batch:
+def to_device(rows: Batch, device: torch.device) -> Batch:
     return rows[0].to(device), rows[1].to(device)

@@ -26,6 +26,13 @@ from sfumato.experiments.table import drawn, entries, markdown
 _BLOCK = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
+_MEASURED = {
+    "accuracy": "Test accuracy in percent",
+    "loss": "Test loss per word, which is the logarithm of the perplexity",
+    "perplexity": "Test perplexity per word",
+}
+
+
 def block(spec: Spec, runs: Path = COMMITTED) -> str:
     """What stands between the markers of one table."""
     note = f"{' '.join(spec.note.split())}\n\n" if spec.note else ""
@@ -34,7 +41,7 @@ def block(spec: Spec, runs: Path = COMMITTED) -> str:
     plot = spec.figure is not None and any(e.ours is not None for e in found)
     picture = f"![{spec.title}]({spec.name}.svg)\n\n" if plot else ""
     return (
-        f"{spec.where}. Test accuracy in percent; ours is the mean over seeds, ± its standard error, and in "
+        f"{spec.where}. {_MEASURED[spec.measure]}; ours is the mean over seeds, ± its standard error, and in "
         f"parentheses how many. {how}\n\n{picture}"
         f"{markdown(spec, folder=runs)}\n\n{note}"
     ).rstrip() + "\n"
@@ -90,12 +97,13 @@ def main(arguments: list[str]) -> int:
     if len(places) > 1 or any(place.startswith("-") for place in places):
         raise InvalidArgument(f"arguments={arguments} must be a folder and --check, each if wanted.")
     folder = Path(places[0] if places else "docs/papers")
-    stale = [p for p, text in pages(folder).items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    wanted = pages(folder)
+    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path} {'is not up to date' if check else 'written'}")
     if not check:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in pages(folder).items():
+        for path, text in wanted.items():
             path.write_text(text, encoding="utf-8")
         for convex in map(find_convex, convex_names()):
             if figures.measured(convex):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,16 @@ def all_records(folder: Path, scale: Scale) -> dict[Path, Record]:
 
 
 def has_settings(record: Record, settings: Settings) -> bool:
+    return _settings(json.dumps(record["config"])) == settings
+
+
+@lru_cache(maxsize=4096)
+def _settings(config: str) -> Settings | None:
+    """Read once, though every cell of a table compares them; None if a version made it that knew other keys."""
     try:
-        return read_settings(record["config"], "config") == settings
+        return read_settings(json.loads(config), "config")
     except InvalidArgument:
-        return False  # made by a version that knew other keys
+        return None
 
 
 def records_of(cell: Cell, records: Iterable[Record], scale: Scale) -> list[Record]:

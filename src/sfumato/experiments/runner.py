@@ -25,12 +25,14 @@ from sfumato.data.samplers import Poisson
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import make_augment, make_method, make_model, private_batch
 from sfumato.experiments.data import Rows, load_rows
+from sfumato.experiments.federated import federate_rows
 from sfumato.experiments.labelling import before_labels, curve, questions, split
 from sfumato.experiments.records import Record, all_records, has_settings, read_record, record_path, write_record
 from sfumato.experiments.scores import all_scores, choice
-from sfumato.experiments.settings import Data, Settings
+from sfumato.experiments.settings import Data, Settings, Text
 from sfumato.experiments.spec import Cell, Scale, Spec
 from sfumato.experiments.synthetic import with_synthetic
+from sfumato.experiments.texts import load_text
 from sfumato.experiments.warm import warm_start
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting
@@ -42,6 +44,7 @@ from sfumato.public import Public
 from sfumato.questions import GradientMean
 from sfumato.run import Run
 from sfumato.selection import Ask
+from sfumato.text import next_word, stamp
 from sfumato.training import train
 from sfumato.warmup import warm_up
 
@@ -109,16 +112,19 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
     if settings.selection is not None:
         return _label(job, done or job.path, device=device, progress=progress)
     rows, synthetic = with_synthetic(
-        _rows(settings.data, device), settings, folder=job.out / "synthetic", progress=progress
+        _rows(settings.data, device, settings.text), settings, folder=job.out / "synthetic", progress=progress
     )
-    module = make_model(settings.model, rows.shape, seed).to(device)
+    module = make_model(settings.model, rows.shape, seed, rows.classes).to(device)
     low = settings.training.bfloat16_on_gpu and device.type == "cuda"
-    objective = Objective(module, cross_entropy, autocast=torch.bfloat16 if low else None)
+    loss = cross_entropy if settings.text is None else next_word
+    objective = Objective(module, loss, autocast=torch.bfloat16 if low else None)
     warm = warm_start(objective, settings, rows, seed=seed, folder=job.out / "warm-ups", progress=progress)
     if settings.training.setting == "warm-only":
-        run = _as_it_is(objective)
+        run = _as_it_is(objective, rows)
     elif settings.training.setting == "not-private":
         run = _train_openly(job, objective, rows, progress)
+    elif settings.federated is not None:
+        run = federate_rows(objective, settings, rows, seed=seed, folder=job.work)
     else:
         run = _train(job, objective, rows, progress)
     scores = all_scores(objective, run, rows)
@@ -127,9 +133,10 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
         "cell": {"row": job.cell.row, "column": job.cell.column},
         "seed": seed,
         "scale": job.scale,
-        "chosen": choice(scores),
+        "chosen": choice(scores, lowest=settings.text is not None),
         "metrics": scores,
         "synthetic": synthetic or None,
+        **({} if rows.text is None else {"text": dict(rows.text)}),
         "warm_up": warm,
         "seconds": round(run.seconds, 1),
         "steps_taken": run.steps_taken,
@@ -203,8 +210,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _rows(data: Data, device: torch.device) -> Rows:
-    return load_rows(data, device)
+def _rows(data: Data, device: torch.device, text: Text | None = None) -> Rows:
+    return load_rows(data, device) if text is None else load_text(data, text, device)
 
 
 def _train(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
@@ -235,6 +242,8 @@ def _train(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
             ledger=ledger,  # of this training alone: see NOTE
             budget=budget,
         )
+        if rows.words is not None:
+            stamp(private, rows.words)
         return train(
             objective.module,
             private=private,
@@ -278,12 +287,14 @@ def _train_openly(job: Job, objective: Objective, rows: Rows, progress: bool) ->
     )
 
 
-def _as_it_is(objective: Objective) -> Run:
+def _as_it_is(objective: Objective, rows: Rows) -> Run:
     """The warm start alone."""
     return Run(
         weights={n: t.detach().clone() for n, t in objective.module.state_dict().items()},
         config={"name": "warm start", "steps": 0},
-        statement={"private": True, "epsilon": 0.0, "text": "No private row was asked for anything."},
+        statement={"private": False, "text": "NOT PRIVATE: the vocabulary was counted in private text."}
+        if rows.words is not None and rows.words.counted_in_private_text
+        else {"private": True, "epsilon": 0.0, "text": "No private row was asked for anything."},
         steps_taken=0,
         seconds=0.0,
     )

@@ -13,8 +13,16 @@ from sfumato.experiments.data import Batch, Rows
 from sfumato.experiments.spec import CANDIDATES
 from sfumato.objective import Objective
 from sfumato.run import Run
+from sfumato.text import word_loss
 
 Scores = dict[str, dict[str, float]]
+
+
+def quality(objective: Objective, rows: Batch) -> float:
+    """Accuracy, or for text the loss per word."""
+    if rows[1].ndim == 1:
+        return accuracy(objective, rows)
+    return round(word_loss(objective.module, [objective.parameters()], rows), 6)
 
 
 def accuracy(objective: Objective, rows: Batch) -> float:
@@ -23,8 +31,16 @@ def accuracy(objective: Objective, rows: Batch) -> float:
 
 
 def all_scores(objective: Objective, run: Run, rows: Rows) -> Scores:
-    """By candidate: percent on the test rows and, if there are any, on those held out. The test rows choose nothing."""
+    """By candidate: percent on the test rows and, if there are any, on those held out. The test rows choose nothing.
+
+    For text it is the loss per word, and nobody votes.
+    """
     parts = {"test": rows.test} | ({} if rows.hold_out is None else {"hold_out": rows.hold_out})
+    if rows.words is not None:
+        return {
+            name: {part: round(word_loss(objective.module, weights, batch), 6) for part, batch in parts.items()}
+            for name, weights in _ensembles(run).items()
+        }
     inputs, labels = (torch.cat([part[i] for part in parts.values()]) for i in (0, 1))
     found = _labels(objective, run, inputs)
     sizes = [len(y) for _, y in parts.values()]
@@ -40,10 +56,24 @@ def all_scores(objective: Objective, run: Run, rows: Rows) -> Scores:
     }
 
 
-def choice(scores: Scores) -> str | None:
-    """The best on the rows held out; of equals the simplest, which stands first. None if no rows were."""
+def choice(scores: Scores, *, lowest: bool = False) -> str | None:
+    """The best on the rows held out; of equals the simplest, which stands first. None if no rows were.
+
+    `lowest`: the best is the smallest, as of losses.
+    """
     held_out = {name: parts["hold_out"] for name, parts in scores.items() if "hold_out" in parts}
-    return max(held_out, key=lambda name: held_out[name]) if held_out else None
+    best = min if lowest else max
+    return best(held_out, key=lambda name: held_out[name]) if held_out else None
+
+
+def _ensembles(run: Run) -> dict[str, list[Mapping[str, Tensor]]]:
+    """The weights of every candidate."""
+    found: dict[str, list[Mapping[str, Tensor]]] = {"last": [run.weights]}
+    if run.ema is not None:
+        found["ema"] = [run.ema]
+    if run.iterates is not None and len(run.iterates):
+        found["mean"], found["logits"] = [run.iterates.mean()], list(run.iterates)
+    return found
 
 
 def _labels(objective: Objective, run: Run, inputs: Tensor) -> dict[str, Tensor]:

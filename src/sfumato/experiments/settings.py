@@ -12,8 +12,12 @@ from typing import Any
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.reading import read, suggestion
 
-DATASETS = ("cifar10", "mnist", "digits", "cifar10-features", "digits-rows")
-MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "cnn", "mlp", "linear")
+TEXTS = ("wikitext2", "tiny-text")
+DATASETS = ("cifar10", "mnist", "digits", "cifar10-features", "digits-rows", *TEXTS)
+LANGUAGE_MODELS = ("lstm", "bert")
+MODELS = ("wide-resnet", "cifar-convnet", "convnet3", "cnn", "mlp", "pixel-mlp", "linear", *LANGUAGE_MODELS)
+VOCABULARIES = ("public", "not-private")
+CUTS = ("line", "stream")
 STRATEGIES = ("none", "random", "entropy", "margin", "k-center", "diverse-public", "near-private")
 GENERATORS = ("digits", "cifar", "ddpmpp")
 PROCESSES = ("edm", "ddpm")
@@ -50,10 +54,20 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Model:
     name: str
-    depth: int | None = None  # wide-resnet
-    width: int | None = None  # wide-resnet
+    depth: int | None = None  # wide-resnet; layers of lstm, blocks of bert
+    width: int | None = None  # wide-resnet, lstm, bert
     activation_first: bool | None = None  # wide-resnet
-    hidden: tuple[int, ...] | None = None  # mlp
+    hidden: tuple[int, ...] | None = None  # mlp and pixel-mlp, which takes images of whole numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """How text is made rows of words. `private` and `public` of the data then count rows."""
+
+    words: int = 8000  # in the vocabulary, the unknown one included
+    length: int = 35
+    cut: str = "line"  # as paper 003 does; "stream" as paper 000
+    vocabulary: str = "public"  # or "not-private": counted in all the text, as the papers do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +117,17 @@ class Selection:
     learning_rate: float = 0.1
     labels_alone: bool = False  # else the other public rows are trained on, too, with what the model says of them
     augment: Crops = field(default_factory=Crops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federated:
+    """Rows belong to users, who are the privacy unit; `batch_size` counts users, and `steps` rounds."""
+
+    rows_per_user: int
+    everyone: bool = False  # public users are behind the door, too
+    epochs: int = 1  # of local training; with the defaults, FedSGD
+    local_batch: int | None = None
+    local_learning_rate: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +214,9 @@ class Training:
     exact: Exact | None = None
 
 
+_LATER = ("federated", "text")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A training as data; `read_settings` of its `to_json()` gives an equal one."""
@@ -199,6 +227,8 @@ class Settings:
     warm_up: WarmUp | None = None
     synthesis: Synthesis | None = None
     selection: Selection | None = None
+    federated: Federated | None = None
+    text: Text | None = None
 
     @property
     def public_rows(self) -> int:
@@ -212,7 +242,9 @@ class Settings:
 
     def key(self) -> str:
         """Short and the same wherever the settings are; for names of files."""
-        return digest(self.to_json())
+        plain = self.to_json()
+        # Without what came later and is not used: work in progress keeps its name.
+        return digest({name: value for name, value in plain.items() if value is not None or name not in _LATER})
 
 
 def stated(options: Any) -> dict[str, Any]:
@@ -240,6 +272,7 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
         warm_up=None if cold else settings.warm_up,
         synthesis=settings.synthesis if data.synthetic else None,
         selection=None if settings.selection is None or settings.selection.strategy == "none" else settings.selection,
+        text=(settings.text or Text()) if data.name in TEXTS else None,
     )
     _check_names(settings, where)
     _check_numbers(settings, where)
@@ -264,7 +297,7 @@ _DEFAULTS = {"dope-sgd": Dope, "ada-dps": Ada, "shrunk-origin": Shrunk, "weight-
 
 def _check_names(settings: Settings, where: str) -> None:
     synthesis = settings.synthesis
-    selection = settings.selection
+    selection, text = settings.selection, settings.text
     made_by = () if synthesis is None else (("network", synthesis.network), ("process", synthesis.process))
     for what, found, known in (
         ("data, name", settings.data.name, DATASETS),
@@ -272,10 +305,25 @@ def _check_names(settings: Settings, where: str) -> None:
         ("setting", settings.training.setting, SETTINGS),
         *(("method", name, METHODS) for name in settings.training.method),
         *(() if selection is None else (("selection, strategy", selection.strategy, STRATEGIES),)),
+        *(() if text is None else (("vocabulary", text.vocabulary, VOCABULARIES), ("cut", text.cut, CUTS))),
         *((f"synthesis, {what}", name, GENERATORS if what == "network" else PROCESSES) for what, name in made_by),
     ):
         if found not in known:
             raise InvalidArgument(f"{where}, {what}={found!r} is not known{suggestion(found, known)}")
+    _check_text(settings, where)
+
+
+def _check_text(settings: Settings, where: str) -> None:
+    data = settings.data
+    if (settings.text is None) == (settings.model.name in LANGUAGE_MODELS):
+        raise InvalidArgument(
+            f"{where} has data {data.name} and model {settings.model.name}: language models, and they alone, read text."
+        )
+    others = data.pollution or data.shuffled_labels or data.synthetic or settings.selection or settings.federated
+    if settings.text is not None and others:
+        raise InvalidArgument(
+            f"{where} has text with pollution, shuffled labels, synthetic rows, a selection or users: leave them out."
+        )
 
 
 def _check_numbers(settings: Settings, where: str) -> None:
@@ -285,6 +333,8 @@ def _check_numbers(settings: Settings, where: str) -> None:
         positive[name] = getattr(training, name)
     if warm_up is not None:
         positive |= {f"warm_up {name}": getattr(warm_up, name) for name in ("steps", "batch_size", "learning_rate")}
+    if settings.text is not None:
+        positive |= {"text words": settings.text.words, "text length": settings.text.length}
     if settings.synthesis is not None:
         counts = ("rows", "images", "batch_size", "learning_rate", "steps", "guide_rows", "guide_steps")
         positive |= {f"synthesis {name}": getattr(settings.synthesis, name) for name in counts}
@@ -293,6 +343,9 @@ def _check_numbers(settings: Settings, where: str) -> None:
         positive |= {f"selection {name}": getattr(settings.selection, name) for name in counts}
         if not settings.selection.labels or not 0 < min(settings.selection.labels) <= max(settings.selection.labels):
             raise InvalidArgument(f"{where}, selection labels={settings.selection.labels} must be numbers of rows.")
+    if settings.federated is not None:
+        local = ("rows_per_user", "epochs", "local_batch", "local_learning_rate")
+        positive |= {f"federated {name}": getattr(settings.federated, name) for name in local}
     for name, value in positive.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InvalidArgument(f"{where}, {name}={value} must be a positive, finite number.")

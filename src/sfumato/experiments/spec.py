@@ -7,10 +7,11 @@ keys of `[training]`, changes them once more, for a trial on a CPU. `base` names
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -21,10 +22,12 @@ from sfumato.experiments.reading import check_keys, merged, suggestion
 from sfumato.experiments.settings import (
     OPTIONS,
     Data,
+    Federated,
     Model,
     Selection,
     Settings,
     Synthesis,
+    Text,
     Training,
     WarmUp,
     read_settings,
@@ -34,12 +37,15 @@ SPECS = Path(__file__).parent / "specs"
 Scale = Literal["paper", "smoke"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 CANDIDATES = ("last", "ema", "mean", "vote", "logits")
+MEASURES = ("accuracy", "loss", "perplexity")
 CHOSEN = "chosen"  # that of the candidates which is the best on public rows that were held out
 _SECTIONS: dict[str, type[Any]] = {
     "data": Data,
     "model": Model,
+    "text": Text,
     "synthesis": Synthesis,
     "selection": Selection,
+    "federated": Federated,
     "warm_up": WarmUp,
     "training": Training,
 }
@@ -64,6 +70,7 @@ class Cell(Place):
     """One number of a table. `settings` has one entry per scale."""
 
     report: str = CHOSEN  # which average of the iterates is compared with the paper's number
+    measure: str = MEASURES[0]
     x: float | None = None  # its place in a figure; without, a level
     settings: Mapping[Scale, Settings] = field(repr=False)
 
@@ -94,6 +101,7 @@ class Spec:
     paper: str  # its number
     where: str  # in the paper
     note: str = ""  # what a reader should know, above all where we had to choose
+    measure: str = MEASURES[0]
     cells: tuple[Cell, ...] = field(repr=False)
     figure: Figure | None = None
 
@@ -173,7 +181,20 @@ def load_spec(path: Path) -> Spec:
             if section not in _SECTIONS:
                 raise InvalidArgument(f"{where} has no table [{name}{section}]{suggestion(section, _SECTIONS)}")
             check_keys(_SECTIONS[section], table, f"{where} [{name}{section}]")
-    known = ("title", "paper", "where", "note", "report", "base", "figure", *_SECTIONS, "smoke", "cell", "curve")
+    known = (
+        "title",
+        "paper",
+        "where",
+        "note",
+        "report",
+        "measure",
+        "base",
+        "figure",
+        *_SECTIONS,
+        "smoke",
+        "cell",
+        "curve",
+    )
     for key in raw:
         if key not in known:
             raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, known)}")
@@ -182,12 +203,18 @@ def load_spec(path: Path) -> Spec:
     if not any(parts) or not all(isinstance(part, dict) for tables in parts for part in tables):
         raise InvalidArgument(f"{where} has no [[cell]]: add one per number of the table.")
     every = [*parts[0], *(cell for curve in parts[1] for cell in _points(curve, shared, where))]
-    cells = [_cell(part, shared, smoke, raw.get("report", CHOSEN), where) for part in every]
+    measure = raw.get("measure", MEASURES[0])
+    if measure not in MEASURES:
+        raise InvalidArgument(f"{where} measure={measure!r} is not known{suggestion(str(measure), MEASURES)}")
+    cells = [replace(_cell(part, shared, smoke, raw, where), measure=measure) for part in every]
+    if any((cell.settings["paper"].text is None) != (measure == MEASURES[0]) for cell in cells):
+        raise InvalidArgument(f"{where} has measure={measure!r}: images have an accuracy, text a loss or a perplexity.")
     slugs = [cell.slug for cell in cells]  # under which their runs are filed
     for cell in cells:
         if slugs.count(cell.slug) > 1:
             raise InvalidArgument(f"{where} has two cells {cell.row!r} | {cell.column!r}: name them differently.")
-    return Spec(name=path.stem, cells=tuple(cells), figure=read_figure(raw.get("figure"), where), **texts)
+    figure = read_figure(raw.get("figure"), where)
+    return Spec(name=path.stem, cells=tuple(cells), figure=figure, measure=measure, **texts)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -215,16 +242,20 @@ def _points(curve: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> 
     return [{**curve, "column": f"{n:,} labels", "report": str(n), "x": n} for n in labels]
 
 
-def _cell(raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str, Any], report: str, where: str) -> Cell:
+def _cell(
+    raw: Mapping[str, Any], shared: Mapping[str, Any], smoke: Mapping[str, Any], spec: Mapping[str, Any], where: str
+) -> Cell:
     row, column = (_text(raw, name, f"{where} [[cell]]") for name in ("row", "column"))
     here = f"{where} cell {row!r} | {column!r}"
     own = {"row", "column", "paper", "report", "x"}
     tables = {name: raw[name] for name in _SECTIONS if name != "training" and name in raw}
     small = raw.get("smoke", {})
     training = {key: value for key, value in raw.items() if key not in own and key not in (*tables, "smoke")}
-    paper, report = raw.get("paper"), raw.get("report", report)
-    if paper is not None and not (isinstance(paper, int | float) and 0 <= paper <= 100):
-        raise InvalidArgument(f"{here} has paper={paper!r}: it must be a percentage, or left out.")
+    paper, report = raw.get("paper"), raw.get("report", spec.get("report", CHOSEN))
+    most = 100 if spec.get("measure", MEASURES[0]) == MEASURES[0] else math.inf
+    if paper is not None and not (isinstance(paper, int | float) and 0 <= paper <= most):
+        what = "percentage" if most == 100 else "positive number"
+        raise InvalidArgument(f"{here} has paper={paper!r}: it must be a {what}, or left out.")
     unknown = sorted(set(training) - {f.name for f in fields(Training)})
     if unknown:
         names = (*own, *_SECTIONS, "smoke", *(f.name for f in fields(Training)))

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import InvalidArgument
-from sfumato.experiments.build import CLASSES
-from sfumato.experiments.data import Batch, Rows, joined
+from sfumato.experiments.data import CLASSES, Batch, Rows, joined
 from sfumato.experiments.settings import Data, Settings, Synthesis, digest, stated
 from sfumato.generators import own_generators
 from sfumato.public import Public

@@ -14,7 +14,7 @@ from torch import nn
 from sfumato.errors import InvalidArgument
 from sfumato.experiments.build import make_augment
 from sfumato.experiments.data import Rows
-from sfumato.experiments.scores import accuracy
+from sfumato.experiments.scores import quality
 from sfumato.experiments.settings import Settings, WarmUp, digest, stated
 from sfumato.experiments.synthetic import synthesis_key
 from sfumato.generators import own_generators
@@ -35,8 +35,8 @@ def warm_start(
     start = time.perf_counter()
     losses = _train(objective, settings.warm_up, rows, seed, progress)
     facts = {
-        "test": accuracy(objective, rows.test),
-        "hold_out": None if rows.hold_out is None else accuracy(objective, rows.hold_out),
+        "test": quality(objective, rows.test),
+        "hold_out": None if rows.hold_out is None else quality(objective, rows.hold_out),
         "last_loss": losses[-1],
         "seconds": round(time.perf_counter() - start, 1),
     }
@@ -48,7 +48,17 @@ def _key(settings: Settings, options: WarmUp) -> str:
     """Of all that a warm-up depends on: the private rows are not among it."""
     data = {name: value for name, value in stated(settings.data).items() if name != "private"}
     made = synthesis_key(settings.data, settings.synthesis)
-    return digest([data, stated(settings.model), stated(options), *([] if made is None else [made])])
+    return digest(
+        [data, stated(settings.model), stated(options), *([] if made is None else [made]), *_of_text(settings)]
+    )
+
+
+def _of_text(settings: Settings) -> list[Any]:
+    """A vocabulary that is counted in all the text depends on how much of it is private, too."""
+    text = settings.text
+    if text is None:
+        return []
+    return [stated(text), *([settings.data.private] if text.vocabulary != "public" else [])]
 
 
 def _train(objective: Objective, options: WarmUp, rows: Rows, seed: int, progress: bool) -> list[float]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedModel
+from sfumato.gradients.rules.recurrence import lstm_recurrence
 
 
 def multi_head_attention(
@@ -93,7 +94,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.lstm` (what nn.LSTM calls) step by step: each step is a use of the recurrent weights."""
+    """`torch.lstm` (what nn.LSTM calls), layer by layer: one use of the input weights and one of the recurrent ones."""
     if not isinstance(args[3], bool):
         raise UnsupportedModel("nn.LSTM on a PackedSequence has no rule: give padded sequences and mask the loss.")
     x, (h_all, c_all), weights, biased, layers, dropout, training, bidirectional, batch_first = args
@@ -110,15 +111,9 @@ def lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
             w_ih, w_hh, *bias = weights[index * per_layer : (index + 1) * per_layer]
             b_ih, b_hh = bias if biased else (None, None)
             gates_in = F.linear(x, w_ih, b_ih)  # all steps at once
-            h, c = h_all[index], c_all[index]
-            out: list[Tensor] = []
-            for t in reversed(range(len(x))) if direction else range(len(x)):
-                i, f, g, o = (gates_in[t] + F.linear(h, w_hh, b_hh)).chunk(4, dim=-1)
-                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-                h = o.sigmoid() * c.tanh()
-                out.append(h)
-            directions.append(torch.stack(out[::-1] if direction else out))
-            last_h.append(h)
+            states, c = lstm_recurrence(gates_in, h_all[index], c_all[index], w_hh, b_hh, bool(direction))
+            directions.append(states)
+            last_h.append(states[0] if direction else states[-1])
             last_c.append(c)
         x = torch.cat(directions, -1)
         if dropout and training and layer < layers - 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from sfumato.gradients.rules import convolution, embedding, linear, normalisation, standardised
+from sfumato.gradients.rules import convolution, embedding, linear, normalisation, recurrence, standardised
 from sfumato.gradients.rules.call import Call
 
 TABLE: Mapping[Any, Callable[[Call], Any]] = {
@@ -16,6 +16,7 @@ TABLE: Mapping[Any, Callable[[Call], Any]] = {
     **embedding.TABLE,
     **normalisation.TABLE,
     **standardised.TABLE,
+    **recurrence.TABLE,
 }
 
 # Functions whose parameter's gradient is a sum of outer products, with the size of one output vector given the
@@ -24,5 +25,6 @@ FACTORED: Mapping[Any, Callable[[tuple[int, ...]], int]] = {
     **dict.fromkeys(convolution.TABLE, lambda shape: shape[0]),
     **dict.fromkeys(embedding.TABLE, lambda shape: shape[1]),
     **dict.fromkeys(linear.TABLE, lambda shape: shape[1]),
+    **dict.fromkeys(recurrence.TABLE, lambda shape: shape[1]),
     F.linear: lambda shape: shape[0],
 }
