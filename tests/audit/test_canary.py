@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.algorithms.dp_sgd import dp_sgd
-from sfumato.audit.canary import white_box, worlds
+from sfumato.audit.canary import white_box
+from sfumato.audit.doors import worlds
 from sfumato.errors import InvalidArgument
-from sfumato.gradients import Clip, Gradient, clipped_sum
+from sfumato.gradients import Gradient
 from sfumato.objective import Objective
 from sfumato.questions import GradientMean
 
@@ -31,8 +32,12 @@ def leaking(
 
     def door(objective: Objective, rows: Tensor, noise: float, _: int) -> Callable[[GradientMean], Gradient]:
         def ask(q: GradientMean) -> Gradient:
-            assert isinstance(q.clip, Clip)
-            total = clipped_sum(objective, q.params, rows, clip=q.clip)
+            # Rows are their own gradients, so that the sum is written down here once more, without the engine.
+            origin = torch.zeros(rows.shape[1]) if q.clip.origin is None else torch.cat(list(q.clip.origin.values()))
+            residuals = rows - origin
+            residuals = residuals * (q.clip.norm / residuals.norm(dim=1, keepdim=True).clamp_min(q.clip.norm))
+            parts = residuals.sum(0).split([len(p) for p in q.params.values()])
+            total = dict(zip(q.params, parts, strict=True))
             if batch_times_origin and q.clip.origin is not None:
                 total = {n: t + len(rows) * q.clip.origin[n] for n, t in total.items()}
             size = max(len(rows), 1) if divide_by_batch else 8
@@ -46,36 +51,37 @@ def leaking(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_right_methods_pass(name: str) -> None:
-    found = white_box(METHODS[name], name=name, trials=60)
+    tried = worlds()[1::3]
+    found = white_box(METHODS[name], name=name, trials=50, noise=2.0, among=tried)
     assert all(verdict.holds for verdict in found), found
     assert {verdict.method for verdict in found} == {name}
-    assert len({verdict.audit for verdict in found}) == len(worlds())
+    assert len({verdict.audit for verdict in found}) == len(tried)
 
 
 def test_the_attack_is_strong_where_it_may_be() -> None:
-    found = white_box(
-        METHODS["dp_sgd"], name="dp_sgd", trials=1200, confidence=0.999, door=leaking(), among=worlds()[:1]
-    )
-    assert 0.4 * found[0].claimed < found[0].lower_bound <= found[0].claimed
+    found = white_box(METHODS["dp_sgd"], name="dp_sgd", trials=500, confidence=0.99, door=leaking(), among=worlds()[:1])
+    assert 0.25 * found[0].claimed < found[0].lower_bound <= found[0].claimed
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "door"),
+    ("name", "world", "door", "trials"),
     [
-        ("dope_sgd", 1, leaking(batch_times_origin=True)),
-        ("dp_sgd", 4, leaking(divide_by_batch=True)),
-        ("dp_sgd", 3, leaking(short=0.25)),
+        ("dope_sgd", 1, leaking(batch_times_origin=True), 300),
+        ("dp_sgd", 4, leaking(divide_by_batch=True), 600),
+        ("dp_sgd", 3, leaking(short=0.25), 200),
     ],
     ids=["the batch's size times the origin", "divided by the batch's size", "a quarter of the noise"],
 )
-def test_leaks_are_found(name: str, world: int, door: Any) -> None:
+def test_leaks_are_found(name: str, world: int, door: Any, trials: int) -> None:
     only = worlds()[world : world + 1]
-    (found,) = white_box(METHODS[name], name=name, trials=1200, door=door, among=only)
+    (found,) = white_box(METHODS[name], name=name, trials=trials, door=door, among=only)
     assert not found.holds
-    right = white_box(METHODS[name], name=name, trials=300, door=leaking(), among=only)
+    right = white_box(METHODS[name], name=name, trials=150, door=leaking(), among=only)
     assert right[0].holds  # the same door without the mistake
 
 
 def test_too_few_trials_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="trials=5"):
         white_box(METHODS["dp_sgd"], name="dp_sgd", trials=5)
+    with pytest.raises(InvalidArgument, match="trials=100 prove at most"):
+        white_box(METHODS["dp_sgd"], name="dp_sgd", trials=100, noise=0.2)

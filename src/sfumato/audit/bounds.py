@@ -59,6 +59,36 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     return low, high
 
 
+def all_right(trials: int) -> Rates:
+    """Of an attack that never errs: more than it proves, so many trials cannot."""
+    return Rates(true_positives=trials, positives=trials, false_positives=0, negatives=trials)
+
+
+def check_power(trials: int, most: float, claimed: float) -> None:
+    """Raise if the best attack would not prove more than is claimed: an audit that cannot fail says nothing."""
+    if not most > claimed:
+        raise InvalidArgument(
+            f"trials={trials} prove at most epsilon={most:.3g} at this confidence, and {claimed:.3g} is claimed, so "
+            "nothing could be found: give more trials, or audit with more noise."
+        )
+
+
+def off_by(successes: npt.ArrayLike, trials: npt.ArrayLike, claimed: npt.ArrayLike, confidence: float) -> float:
+    """How far, at the least, one of many probabilities is from what it is claimed to be; 0 if none is proven to be off.
+
+    If all are as claimed, it is more than 0 with probability at most 1 - confidence, however they depend on each other.
+
+    >>> off_by([500, 480], 1000, 0.5, 0.999), round(off_by([500, 300], 1000, 0.5, 0.999), 2)
+    (0.0, 0.15)
+    """
+    k, n, p = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (successes, trials, claimed)))
+    wrong = (1 - confidence) / (2 * k.size)
+    with np.errstate(invalid="ignore"):
+        low = np.where(k == 0, 0.0, stats.beta.ppf(wrong, k, n - k + 1))
+        high = np.where(k == n, 1.0, stats.beta.isf(wrong, k + 1, n - k))
+    return max(0.0, float(np.max(np.maximum(low - p, p - high))))
+
+
 def epsilon_lower_bound(rates: Rates, *, delta: float, confidence: float = 0.95) -> float:
     """The least epsilon that these rates allow at delta; 0 if they prove nothing.
 
@@ -111,15 +141,16 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-10))
 
 
-def split(outs: Scores, ins: Scores, *, share: float = 0.5) -> Rates:
+def split(outs: Scores, ins: Scores, *, share: float = 0.5, gaussian: bool = True) -> Rates:
     """Rates of the best threshold: chosen on the first `share` of the trials, counted on the others.
 
-    `outs` and `ins` are an attack's scores without and with the row, larger where it believes that the row was in.
+    `outs` and `ins` are an attack's scores without and with the row, larger where it believes that the row was in. The
+    best one proves the most mu if the noise is `gaussian`, and else the most epsilon, which is often a rare event's.
     """
     first = int(share * len(outs)), int(share * len(ins))
     if min(first) < 1 or first[0] == len(outs) or first[1] == len(ins):
         raise InvalidArgument(f"{len(outs)} and {len(ins)} scores are too few to be split at {share}: give more.")
-    threshold = _threshold(np.sort(outs[: first[0]]), np.sort(ins[: first[1]]))
+    threshold = _threshold(np.sort(outs[: first[0]]), np.sort(ins[: first[1]]), gaussian)
     rest_out, rest_in = outs[first[0] :], ins[first[1] :]
     return Rates(
         true_positives=int((rest_in > threshold).sum()),
@@ -129,13 +160,15 @@ def split(outs: Scores, ins: Scores, *, share: float = 0.5) -> Rates:
     )
 
 
-def _threshold(outs: Scores, ins: Scores) -> float:
-    """That which proves the most mu on these trials: extreme ones look best, and prove least."""
+def _threshold(outs: Scores, ins: Scores, gaussian: bool) -> float:
+    """That which proves the most on these trials: extreme ones look best, and prove least."""
     at = np.unique(np.concatenate([outs, ins]))
     hits = len(ins) - np.searchsorted(ins, at, side="right")
     alarms = len(outs) - np.searchsorted(outs, at, side="right")
+    wrong = 0.025 if gaussian else 1e-6  # of rare events, those that look best are the luckiest: be severe with them
     with np.errstate(invalid="ignore"):
-        least = np.where(hits == 0, 0.0, stats.beta.ppf(0.025, hits, len(ins) - hits + 1))
-        most = np.where(alarms == len(outs), 1.0, stats.beta.isf(0.025, alarms + 1, len(outs) - alarms))
-        proven = np.nan_to_num(stats.norm.ppf(least) - stats.norm.ppf(most), nan=-np.inf)
+        least = np.where(hits == 0, 0.0, stats.beta.ppf(wrong, hits, len(ins) - hits + 1))
+        most = np.where(alarms == len(outs), 1.0, stats.beta.isf(wrong, alarms + 1, len(outs) - alarms))
+        measure = stats.norm.ppf if gaussian else lambda p: np.log(np.maximum(p, 1e-300))
+        proven = np.nan_to_num(measure(least) - measure(most), nan=-np.inf)
     return float(at[int(np.argmax(proven))])

@@ -8,12 +8,15 @@ A smoke test of a whole training: it misses leaks that all canaries share, such 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 from scipy.special import expit
 
+from sfumato.audit.bounds import check_power
+from sfumato.audit.verdict import CONFIDENCE, Verdict
 from sfumato.errors import InvalidArgument
 
 
@@ -64,12 +67,16 @@ def guessed(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_], gu
     return int((~included[order[:few]]).sum() + included[order[len(order) - many :]].sum())
 
 
+def _guesses(canaries: int) -> list[int]:
+    counts = sorted({max(2, math.ceil(canaries * share)) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)})
+    return [count for count in counts if count <= canaries]
+
+
 def best_of(
     scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_], *, delta: float, confidence: float = 0.95
 ) -> tuple[float, int]:
     """(epsilon, guesses) over some numbers of guesses, each with its part of what may go wrong."""
-    counts = sorted({max(2, math.ceil(len(scores) * share)) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)})
-    counts = [count for count in counts if count <= len(scores)]
+    counts = _guesses(len(scores))
     each = 1 - (1 - confidence) / len(counts)
     found = [
         epsilon_one_run(
@@ -79,3 +86,67 @@ def best_of(
     ]
     best = int(np.argmax(found))
     return found[best], counts[best]
+
+
+Training = Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.float64]]
+"""A whole training, with those canaries that are included, and then a score of each: larger if it looks included."""
+
+
+def one_run(
+    training: Training,
+    *,
+    canaries: int,
+    epsilon: float,
+    delta: float,
+    name: str,
+    audit: str = "one run",
+    confidence: float = CONFIDENCE,
+) -> Verdict:
+    """Train once, with each canary in or out by a coin of the operating system, and count what is guessed right.
+
+    >>> rng = np.random.default_rng(0)
+    >>> plain = {"canaries": 400, "epsilon": 1.0, "delta": 1e-10, "name": "without noise"}
+    >>> one_run(lambda included: included + rng.normal(0, 0.1, 400), **plain).holds
+    False
+    """
+    included = np.random.default_rng().random(canaries) < 0.5
+    return verdict_on(
+        training(included),
+        included,
+        epsilon=epsilon,
+        delta=delta,
+        name=name,
+        audit=audit,
+        confidence=confidence,
+    )
+
+
+def verdict_on(
+    scores: npt.NDArray[np.float64],
+    included: npt.NDArray[np.bool_],
+    *,
+    epsilon: float,
+    delta: float,
+    name: str,
+    audit: str,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
+    """What scores of canaries prove that were included by fair coins."""
+    if not 4 * len(scores) * delta < 1 - confidence:
+        # With probability delta each the canaries may all be betrayed: then no number of right guesses is surprising.
+        raise InvalidArgument(
+            f"delta={delta} is too large for {len(scores)} canaries and confidence={confidence}, so that nothing could "
+            f"be proven: state epsilon at a delta below {(1 - confidence) / (4 * len(scores)):.1e}."
+        )
+    n, each = len(scores), 1 - (1 - confidence) / len(_guesses(len(scores)))
+    check_power(n, epsilon_one_run(canaries=n, guesses=n, right=n, delta=delta, confidence=each), epsilon)
+    proven, guesses = best_of(scores, included, delta=delta, confidence=confidence)
+    return Verdict(
+        method=name,
+        audit=audit,
+        claimed=epsilon,
+        lower_bound=proven,
+        confidence=confidence,
+        trials=len(scores),
+        told=f"{guessed(scores, included, guesses)} of {guesses} guesses were right.",
+    )

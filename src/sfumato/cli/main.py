@@ -14,29 +14,37 @@ import typer
 
 import sfumato
 from sfumato.cli.account import account
+from sfumato.cli.audit import audit
 from sfumato.cli.budget import budget
 from sfumato.cli.demo import demo
+from sfumato.cli.init import init
 from sfumato.cli.interruption import Interrupted
+from sfumato.cli.report import report
 from sfumato.cli.reproduce import reproduce
 from sfumato.cli.select import select
 from sfumato.cli.synthesize import synthesize
 from sfumato.cli.train import train
+from sfumato.cli.tune import tune
 from sfumato.errors import SfumatoError
 
 app = typer.Typer(
     name="sfumato",
     help="Differentially private training that makes the most of public data.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 app.command()(account)
+app.command()(audit)
 app.command()(budget)
 app.command()(demo)
+app.command()(init)
+app.command()(report)
 app.command()(reproduce)
 app.command()(select)
 app.command()(synthesize)
 app.command()(train)
+app.command()(tune)
 
 BAD_INPUT, UNEXPECTED, INTERRUPTED = 2, 1, 130
 
