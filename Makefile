@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and alone, pinned: asked for by another package it would bring several gigabytes of CUDA.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types check faults bench slow gpu bench-gpu services services-stop postgres wheel clean
+.PHONY: demo test lint types site check faults bench slow gpu bench-gpu federated services services-stop postgres wheel clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -14,21 +14,24 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(INSTALL) -e ".[test,models]"
+	$(INSTALL) -e ".[test,models,docs]"
 	@touch $@
 
 $(VENV)/.postgres: $(VENV)/.test
-	$(INSTALL) -e ".[test,models,postgres]"
+	$(INSTALL) -e ".[test,models,docs,postgres]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
-	$(INSTALL) -e ".[test,models,bench]"
+	$(INSTALL) -e ".[test,models,docs,bench]"
 	@touch $@
 
 demo: $(VENV)/.core  ## train on embedded digits at epsilon 2: DP-SGD cold and warm, mirror descent, DOPE-SGD
 	$(BIN)/sfumato demo
 
-test: lint types check  ## everything CI runs
+test: lint types site check  ## everything CI runs
+
+site: $(VENV)/.test  ## the documentation as a site, build/site/index.html; a broken link is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -43,6 +46,7 @@ check: $(VENV)/.test
 faults: $(VENV)/.test  ## kill -9 at 200 random moments of trainings with resume, then four spenders of one budget
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill --kills 200
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.spend --where file --seconds 60
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.table --times 10 --kills 0
 
 services: $(VENV)/.postgres  ## start PostgreSQL for the tests, from Debian's packages: apt-get install postgresql
 	$(BIN)/python -m tests.faults.postgres start
@@ -59,6 +63,16 @@ bench: $(VENV)/.bench  ## the engine beside Opacus and Opake, interleaved
 	$(BIN)/python -m benchmarks.engine --out benchmarks/results/engine.json
 	$(BIN)/python -m benchmarks.mnist_opacus --out benchmarks/results/mnist_opacus.json
 	$(BIN)/python -m benchmarks.page
+
+federated: build/flower/.ready  ## federated tests with Flower: its simulation, and real processes on loopback
+	OMP_NUM_THREADS=1 build/flower/bin/python -m pytest tests/federated
+
+# An environment of its own: Flower wants older versions of typer and rich.
+build/flower/.ready: pyproject.toml
+	$(PYTHON) -m venv build/flower
+	build/flower/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	build/flower/bin/python -m pip install --quiet --disable-pip-version-check -e . "flwr[simulation]>=1.41,<1.43" pytest pytest-xdist
+	@touch $@
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
