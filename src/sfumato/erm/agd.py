@@ -235,7 +235,9 @@ class _AGDAverage(_AGD):
 class AGDClassifier(Classifier, _AGD):
     """DP-AGD for two classes. Public rows join the private ones.
 
-    Args (beside those of `PrivateLinear`):
+    Beside the arguments of `PrivateLinear`:
+
+    Args:
         max_iter: how many iterations the budget would last if no gradient had to be measured again.
         growth: gamma, by which the budget of gradients grows where no step along one leads down.
         candidates: how many step sizes are compared with staying.

@@ -26,7 +26,9 @@ from sfumato.private import Private
 class NoisySteps(PrivateLinear):
     """What does not depend on how the settings were found.
 
-    Args (beside those of `PrivateLinear`):
+    Beside the arguments of `PrivateLinear`:
+
+    Args:
         sampling: "poisson" (each row joins by itself), or "fixed" (without replacement; replace-one only).
         radius: weights are projected to this norm after every step; None leaves them.
         average: the share of the last iterates that is averaged; 0 takes the last one. It costs nothing.
@@ -58,7 +60,9 @@ class NoisySteps(PrivateLinear):
 class Descent(NoisySteps):
     """Steps w <- w - learning_rate (noisy clipped gradient + l2 w), from w = 0, with the settings that are given.
 
-    Args (beside those of `NoisySteps`):
+    Beside the arguments of `NoisySteps`:
+
+    Args:
         max_iter: how many steps; the noise follows from it.
         batch_size: rows per step, in the mean; None is a hundredth of the rows, at least 16.
         clip: the most that one row contributes to a gradient sum.
@@ -122,7 +126,9 @@ class Average:
 class TunedDescent(NoisySteps):
     """`Descent` whose settings, where they are left at None, follow from public quantities: see `recipe`.
 
-    Args (beside those of `NoisySteps`):
+    Beside the arguments of `NoisySteps`:
+
+    Args:
         max_iter: how many steps; the noise follows from it. None: what stability needs, 128 to 512.
         batch_size: rows per step, in the mean. None: so many that sampling adds little to the noise, or all.
         learning_rate: None: what the noise and the curvature of the loss allow.

@@ -208,7 +208,9 @@ class _MirrorDescent(Descent):
 class MirrorDescentClassifier(Classifier, _MirrorDescent):
     """Exact mirror descent for two classes: starts where the public loss is least, and steps along its curvature.
 
-    Args (beside those of `PrivateLinear` and `Descent`):
+    Beside the arguments of `PrivateLinear` and `Descent`:
+
+    Args:
         learning_rate: eta. Where the public loss is flattest a step is eta times the gradient, elsewhere it is shorter.
         mirror: "public", or "euclidean", which starts there and then takes plain steps: warm-start DP-SGD.
         strength: of the mirror map's regulariser, in multiples of the mean eigenvalue of the public Hessian. None

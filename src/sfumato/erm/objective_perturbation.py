@@ -340,7 +340,9 @@ class _ObjectivePerturbation(SealedEstimator):
 class ObjectivePerturbationClassifier(Classifier, _ObjectivePerturbation):
     """Objective perturbation for two classes: noise in what is minimised. Public rows join the private ones.
 
-    Args (beside those of `PrivateLinear` and `SealedEstimator`):
+    Beside the arguments of `PrivateLinear` and `SealedEstimator`:
+
+    Args:
         l2: 0 takes what suits epsilon, see `l2_`; a number below what the proof needs is refused.
 
     The hinge is refused, since its gradient jumps: use `HuberisedHinge`. The square loss is refused, since its slopes

@@ -174,7 +174,9 @@ class _OutputPerturbation(SealedEstimator):
 class OutputPerturbationClassifier(Classifier, _OutputPerturbation):
     """Output perturbation for two classes: noise on the last weights only. Public rows join the private ones.
 
-    Args (beside those of `PrivateLinear` and `SealedEstimator`):
+    Beside the arguments of `PrivateLinear` and `SealedEstimator`:
+
+    Args:
         max_iter: steps of gradient descent on all rows; None solves to the minimum, which needs l2 > 0.
         learning_rate: of those steps, at most 2 / (smoothness + l2); None is half of that.
 

@@ -183,7 +183,9 @@ class _PNSGD(SealedEstimator):
 class PNSGDClassifier(Classifier, _PNSGD):
     """PNSGD for two classes: one noisy pass over all rows, public ones last, of which only the last weights leave.
 
-    Args (beside those of `PrivateLinear` and `SealedEstimator`):
+    Beside the arguments of `PrivateLinear` and `SealedEstimator`:
+
+    Args:
         learning_rate: at most 2 / (smoothness + l2); None is radius / sqrt(n (L^2 + width sigma^2)), or that bound.
 
     The hinge is refused, since its gradient jumps: use `HuberisedHinge`. Adjacency: replace-one.

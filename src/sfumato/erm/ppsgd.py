@@ -186,7 +186,9 @@ class _PPSGD(TunedDescent):
 class PPSGDClassifier(Classifier, _PPSGD):
     """PPSGD for two classes: differentially private SGD steered, and finished, by a few public rows.
 
-    Args (beside those of `PrivateLinear` and `TunedDescent`):
+    Beside the arguments of `PrivateLinear` and `TunedDescent`:
+
+    Args:
         growth, growth_ratio: alpha and phi. Where phi |public gradient| is below the noise, the budget of a step grows
             by alpha; the run then ends earlier.
         shrink, shrink_ratio: beta and varphi. Where varphi |public gradient| is below the clip norm, that shrinks by

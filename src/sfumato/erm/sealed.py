@@ -139,7 +139,9 @@ class SealedLinear(Sealed):
 class SealedEstimator(PrivateLinear):
     """A method whose proof is about smooth Lipschitz losses and exchanged rows, and hides its iterates.
 
-    Args (beside those of `PrivateLinear`, whose adjacency must be "replace-one"):
+    Beside the arguments of `PrivateLinear`, whose adjacency must be "replace-one":
+
+    Args:
         radius: weights are projected to this norm; without it the square loss is refused, since its slopes have no
             bound. It is declared: a norm estimated from private rows would leak.
         target_bound: targets of regressions are cut to [-target_bound, target_bound].

@@ -110,7 +110,9 @@ class _SgdAdvanced(TunedDescent):
 class SgdAdvancedClassifier(Classifier, _SgdAdvanced):
     """SGD for two classes with the noise of 2014, or with today's. Public rows join the private ones.
 
-    Args (beside those of `PrivateLinear` and `TunedDescent`; the formula needs many steps, so it has 1000 by default):
+    Beside the arguments of `PrivateLinear` and `TunedDescent`; the formula needs many steps, so it has 1000 by default:
+
+    Args:
         accounting: "historical", noise by the formula of strong composition, or "modern", the least that PLD allows.
 
     `epsilon_` and the ledger say what the noise costs in truth.
