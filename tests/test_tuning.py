@@ -339,6 +339,15 @@ def separable(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return inputs, (inputs[:, 0] > inputs[:, 1]).long()
 
 
+def turned_away() -> torch.nn.Linear:
+    """A model that is always wrong, so that not to train it is not to be lucky."""
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]]))
+        model.bias.zero_()
+    return model
+
+
 def test_trainings_are_tuned_by_a_private_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """End to end: a useless learning rate loses against a good one, and the run carries the ledger's statement."""
     size, steps = 2000, 10
@@ -380,7 +389,7 @@ def test_trainings_are_tuned_by_a_private_score(tmp_path: Path, capsys: pytest.C
         options,
         private=private,
         trial=trial,
-        objective=lambda options: Objective(torch.nn.Linear(3, 2), cross_entropy),
+        objective=lambda options: Objective(turned_away(), cross_entropy),
         repetitions=Repetitions(mean=5.0, shape=8.0),
     )
     assert found is not None

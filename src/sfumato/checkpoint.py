@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.privacy.ledger import Account
 
 try:
     import fcntl
@@ -117,3 +118,19 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}): move it away to start afresh."
         ) from error
     return state
+
+
+class LedgerHead:
+    """The newest head of an account that could be read, for checkpoints.
+
+    A ledger that cannot be reached just now does not keep a training from saving its last step: an older head is as
+    good a witness, only of less.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account, self._last = account, account.head()
+
+    def __call__(self) -> str:
+        with suppress(SfumatoError):
+            self._last = self._account.head()
+        return self._last

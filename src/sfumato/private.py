@@ -146,6 +146,7 @@ class Private:
             self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
         self._plan: Plan | None = None
         self._reserved: dict[str, Plan] = {}
+        self._searched = False
         self._shown: Batch | None = None
         self._some = np.unique(np.linspace(0, max(present - 1, 0), min(present, _SHOWN)).astype(np.int64))
         self.processes.check_apart(self._rows_to_check_with, users)
@@ -171,6 +172,7 @@ class Private:
 
         Raises `BudgetExceeded`, with nothing charged, if it does not fit.
         """
+        self._check_not_searched()
         if not lines:
             raise InvalidArgument("plan needs at least one line: Planned(question, noise, sampler, times).")
         mechanisms = [self._mechanism(Planned(*line)) for line in lines]
@@ -184,6 +186,7 @@ class Private:
         They are composed by the ledger's filter and paid for at once, so that taking them writes nothing. A new
         reservation of the same kind closes the one before: what was not asked is given back.
         """
+        self._check_not_searched()
         mechanism = self._mechanism(Planned(*line))
         if (before := self._reserved.pop(mechanism.question, None)) is not None:
             before.close()
@@ -192,6 +195,7 @@ class Private:
 
     def resume(self, resume_key: str, *, seen: int | Mapping[str, int] | None = None) -> Plan:
         """Take up a plan that was interrupted; answers that may have left the door stay counted."""
+        self._check_not_searched()
         self._plan = self.account.resume(resume_key, seen=seen)
         self._reserved = {}
         return self._plan
@@ -205,6 +209,7 @@ class Private:
         question, charged by itself under the ledger's filter. An empty sample is answered like any other: with noise,
         and charged.
         """
+        self._check_not_searched()
         if (noise is None) != (sampler is None):
             raise InvalidArgument("noise and sampler go together: give both for an adaptive question, or neither.")
         self.processes.asked(question, partial(self._check, question), (noise, sampler))
@@ -248,7 +253,23 @@ class Private:
         vars(lent).update(vars(self))  # with the same noise source: what one draws, the other never will
         vars(lent).pop("_rows_at_once", None)
         lent.account, lent.objective, lent._plan, lent._reserved = account, objective, None, {}
+        lent._searched = False
         return lent
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        """While a search lends this door to trials: what they asked here would be charged by name, and so be counted."""
+        self._searched = True
+        try:
+            yield
+        finally:
+            self._searched = False
+
+    def _check_not_searched(self) -> None:
+        if self._searched:
+            raise InvalidArgument(
+                f"private={self.name!r} is set aside while a search runs: in a trial ask the Private that it is given."
+            )
 
     def _drawn(self, mechanism: Mechanism) -> Sampled:
         drawn = mechanism.sampler.draw(self._present, self._noise.sampling)

@@ -67,10 +67,14 @@ class Run:
         for name, tensors in (("weights", self.weights), ("ema", self.ema)):
             if tensors is not None:
                 copies = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
-                save_file(copies, path / f"{name}.safetensors")
+                save_file(copies, path / f"{name}.safetensors", metadata=self._metadata())
         (path / "run.json").write_text(json.dumps(self.to_json(), indent=2) + "\n")
         (path / "statement.txt").write_text(self.statement_text)
         return path
+
+    def _metadata(self) -> dict[str, str]:
+        """What weights that are handed on alone say of themselves."""
+        return {"format": "pt", "privacy_statement": json.dumps(dict(self.statement)), "privacy": self.statement_text}
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> Run:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sfumato.algorithms.dp_sgd import dp_sgd
 from sfumato.algorithms.method import Algorithm, Method, Params, StatefulMethod, algorithm
 from sfumato.averages import Ema
-from sfumato.checkpoint import check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
+from sfumato.checkpoint import LedgerHead, check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
 from sfumato.diagnostics import Alignments, latest
 from sfumato.ensembles import Iterates, evaluating
@@ -152,6 +152,8 @@ def train(
         if path is not None:
             saved = group.first(partial(load_checkpoint, path))
             _check_continues(path, saved, known, sampler, noise)
+            if saved is not None:
+                private.account.check_head(saved.get("ledger", ""))  # none in checkpoints of earlier versions
             _check_afterwards(path, private, known, later)
             group.only_first(partial(check_checkpoint, path, now.state))
         else:
@@ -181,13 +183,14 @@ def train(
             now.alignments.noise_multiplier = plan.mechanisms[0].noise.scale
 
         evaluate_every = evaluate_every or max(1, steps // 10)
+        head = LedgerHead(private.account)
         begun, start = now.step, time.perf_counter()
         seconds, last_saved = now.seconds, start
 
         def keep() -> None:
             now.seconds = seconds + time.perf_counter() - start
             if path is not None and group.leads:
-                save_checkpoint(path, now.to_save())
+                save_checkpoint(path, {**now.to_save(), "ledger": head()})
 
         def evaluate(plan: Plan) -> None:
             group.check_same(objective.parameters())
@@ -256,6 +259,7 @@ def train(
         weights={n: t.detach().clone() for n, t in model.state_dict().items()},
         config={
             "name": name,
+            "parameters": sum(p.numel() for p in trained),
             "steps": steps,
             "reserve": reserve,
             "noise_multiplier": used["noise"]["scale"],

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
+from torch.utils._pytree import tree_map
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
 from sfumato.errors import InvalidArgument
@@ -42,6 +43,7 @@ from sfumato.privacy.ledger import Account, Ledger
 from sfumato.privacy.ledger_plan import Plan
 from sfumato.privacy.mechanisms import Adjacency, BestOf, Mechanism
 from sfumato.privacy.repetitions import Repetitions
+from sfumato.privacy.statement import Statement
 from sfumato.private import Private
 from sfumato.run import Run
 
@@ -178,7 +180,8 @@ def rehearse(
 ) -> Trial[T]:
     """One trial with public rows in the place of the private ones: free. `rehearsed` gives a candidate for it."""
     stage = Private(rows, name="public rows", size=size, budget=Budget(1.0, 0.5 / size))
-    return trial(candidate.options, stage._lend(_Lent.of(stage, candidate, Ledger.in_memory()), objective))
+    with _Lent.of(stage, candidate, stage.statement()).lent() as account:
+        return trial(candidate.options, stage._lend(account, objective))
 
 
 def rehearsed(candidate: Candidate, size: int) -> Candidate:
@@ -287,34 +290,30 @@ def tune(
     plan = private.account.plan([mechanism], note=note, delta_share=delta_share)
     plan.take(QUESTION)
     plan.close()  # at once: a later change of the ledger would show when the search ended, and so how long it was
+    paid = private.statement()  # now: what others ask meanwhile, with its time, would show how long the search was
     secret = private._noise.sampling
     best: tuple[Candidate, Trial[T]] | None = None
-    trials = Ledger.in_memory()
     for _ in range(law.draw(secret)):
         candidate = options[int(secret.integers(len(options)))]
         # What public code draws in a trial leaves no trace either: the generators outside would count the trials.
-        with own_generators(int(secret.integers(2**63))):
+        lending = _Lent.of(private, candidate, paid).lent()
+        with own_generators(int(secret.integers(2**63))), lending as account, private._set_aside():
             made = None if objective is None else objective(candidate.options)
-            lent = private._lend(_Lent.of(private, candidate, trials), made)
-            found = trial(candidate.options, lent)
+            found = trial(candidate.options, private._lend(account, made))
         # The first of equals stays, which is as good as any: trials are alike and independent.
         if best is None or _finite(found.score) > _finite(best[1].score):
             best = candidate, found
-        del found, lent, made
+        del found, account, made
     if best is None:
         return None
     candidate, chosen = best
-    outcome: Any = chosen.outcome
-    if isinstance(outcome, Run):
-        outcome = _stated(outcome, private, cost)
+    outcome: Any = tree_map(lambda leaf: _stated(leaf, cost) if isinstance(leaf, Run) else leaf, chosen.outcome)
     return Tuned(options=candidate.options, score=float(chosen.score), outcome=outcome, cost=cost)
 
 
-def _stated(run: Run, private: Private, cost: SearchCost) -> Run:
-    """With the statement of the ledger that was charged, in the place of the trial's own, which prices nothing."""
-    statement = private.statement()
-    history = [{**line, "epsilon": cost.epsilon} for line in run.history]
-    return replace(run, history=history, statement=statement.to_json(), statement_text=statement.to_text())
+def _stated(run: Run, cost: SearchCost) -> Run:
+    """With what the search costs, and without its time: the first trial is slower, so that would tell the place."""
+    return replace(run, history=[{**line, "epsilon": cost.epsilon} for line in run.history], seconds=0.0)
 
 
 def _finite(score: float) -> float:
@@ -322,30 +321,61 @@ def _finite(score: float) -> float:
 
 
 class _Lent(Account):
-    """A trial's account, in memory: it grants what the candidate declared, once, and prices nothing."""
+    """A trial's account, in memory: it grants what the candidate declared, once, and prices nothing.
+
+    Each has a ledger of its own, in which everything is number 1, and states what was paid for the whole search: what a
+    trial returns, or an error quotes, must not tell its place among the trials.
+    """
 
     _left: Counter[Mechanism]
+    _plans: list[Plan]
+    _paid: Statement
 
     @classmethod
-    def of(cls, private: Private, candidate: Candidate, trials: Ledger) -> _Lent:
+    def of(cls, private: Private, candidate: Candidate, paid: Statement) -> _Lent:
         real = private.account
-        name = f"trial {secrets.token_hex(8)}"  # no number, which an error could quote
-        made = trials.account(name, unit=real.unit, adjacency=real.adjacency, budget=real.budget, filter=real.filter)
+        made = Ledger.in_memory().account(
+            private.name, unit=real.unit, adjacency=real.adjacency, budget=real.budget, filter=real.filter
+        )
         row = made._store.read(lambda tx: tx.account(made.name))
         assert row is not None
         lent = cls(made._store, row, wait=0.0)
-        lent._left = Counter()
+        lent._left, lent._plans, lent._paid = Counter(), [], paid
         for mechanism in candidate.asks:
             lent._left[replace(mechanism, times=1)] += mechanism.times
         return lent
 
+    @contextmanager
+    def lent(self) -> Iterator[_Lent]:
+        """For one trial: whoever kept the door gets nothing from it afterwards."""
+        try:
+            yield self
+        finally:
+            self._left.clear()
+            for plan in self._plans:
+                plan.close()
+            self._store.close()
+
     def plan(self, mechanisms: Sequence[Mechanism], **options: Any) -> Plan:
+        if options.get("resume_key") is not None:
+            raise InvalidArgument(
+                f"resume_key={options['resume_key']!r} is for what can be resumed, and a trial cannot: its files would "
+                "be seen; leave the checkpoint out."
+            )
         self._grant(mechanisms)
-        return super().plan(mechanisms, **options)
+        self._plans.append(super().plan(mechanisms, **options))
+        return self._plans[-1]
 
     def charge(self, mechanism: Mechanism, **options: Any) -> Plan:
         self._grant([mechanism])
-        return super().charge(mechanism, **options)
+        self._plans.append(super().charge(mechanism, **options))
+        return self._plans[-1]
+
+    def resume(self, plan: int | str, *, seen: int | Mapping[str, int] | None = None) -> NoReturn:
+        raise InvalidArgument(f"plan={plan!r} is of a trial, which cannot be resumed: plan what it asks once.")
+
+    def statement(self) -> Statement:
+        return self._paid
 
     def _grant(self, mechanisms: Sequence[Mechanism]) -> None:
         wanted: Counter[Mechanism] = Counter()

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.averages import Ema
-from sfumato.checkpoint import check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
+from sfumato.checkpoint import LedgerHead, check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.ensembles import Iterates, evaluating
 from sfumato.errors import InvalidArgument, LedgerError, SfumatoError
 from sfumato.federated.methods import Method, dp_sgd
 from sfumato.federated.public_users import PublicUsers
-from sfumato.federated.questions import UpdateMean
+from sfumato.federated.questions import UpdateMean, Users
 from sfumato.gradients import Gradient
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import calibration
@@ -73,6 +73,10 @@ def federate(
             raise InvalidArgument(f"{what}={value!r} must be a whole number of rounds.")
     if budget is not None and noise is not None:
         raise InvalidArgument("Give either budget or noise: the noise is what the budget is turned into.")
+    if public is not None and isinstance(private._source, Users) and private._source.has_any_of(public.clients):
+        raise InvalidArgument(
+            "public has users who are private, too, and would be promised what they do not get: enrol everyone once."
+        )
     sampler = private.poisson(users_per_round)
     trained = [p for p in objective.module.parameters() if p.requires_grad]
     updater = torch.optim.SGD(trained, lr=1.0) if optimizer is None else optimizer(trained)
@@ -91,6 +95,7 @@ def federate(
                     "name another file for a new training."
                 )
             if saved is not None:
+                private.account.check_head(saved.pop("ledger", ""))
                 now.restore(path, saved)
         plan: Plan | None = None
         if known is None:
@@ -116,13 +121,13 @@ def federate(
             folder = None if path is None else path.with_name(f"{path.name}.iterates")
             now.iterates = Iterates(last=keep_last, total=max(1, target), folder=folder)
             now.iterates.retain(now.kept)
-        every = evaluate_every or max(1, rounds // 10)
+        every, head = evaluate_every or max(1, rounds // 10), LedgerHead(private.account)
         begun, start, last_saved = now.seconds, time.perf_counter(), time.perf_counter()
 
         def keep() -> None:
             now.seconds = begun + time.perf_counter() - start
             if path is not None:
-                save_checkpoint(path, now.to_save())
+                save_checkpoint(path, {**now.to_save(), "ledger": head()})
 
         if plan is not None:
             with Patience() as patience, plan:

@@ -19,6 +19,7 @@ from sfumato.errors import InvalidArgument
 
 LOGARITHMIC, GEOMETRIC, POISSON = 0.0, 1.0, math.inf
 """Shapes. The logarithmic law is the cheapest; Poisson is dear unless the mean is small, and may give no trial."""
+_LIFT = 1e100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +44,18 @@ class Repetitions:
 
     @cached_property
     def gamma(self) -> float:
-        """Of the truncated negative binomial, found by bisection: its mean falls from infinity to 1."""
+        """Of the truncated negative binomial."""
+        return math.exp(self._log_gamma)
+
+    @cached_property
+    def _log_gamma(self) -> float:
+        """By bisection, as far as numbers go: with large shapes gamma is near 1. The mean falls from infinity to 1."""
         if self.mean == 1:
-            return 1.0
-        low, high = -math.log(self.mean) - 60.0, 0.0  # of log gamma
-        while high - low > 1e-14 * max(1.0, -low):
-            middle = (low + high) / 2
-            if middle in (low, high):
-                break
+            return 0.0
+        low, high = -math.log(self.mean) - 60.0, 0.0
+        while (middle := (low + high) / 2) not in (low, high):
             low, high = (middle, high) if self._mean_at(middle) > self.mean else (low, middle)
-        return math.exp(low)  # the smaller one: no cheaper than the law that is drawn from
+        return low  # the smaller one: no cheaper than the law that is drawn from
 
     def _mean_at(self, log_gamma: float) -> float:
         odds = math.expm1(-log_gamma)  # 1 / gamma - 1
@@ -63,20 +66,25 @@ class Repetitions:
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
         """(k, P(K = k)) from the smallest k on, without end."""
-        if self.shape == math.inf:
-            k, p = 0, math.exp(-self.mean)
-            while True:
-                yield k, p
-                k, p = k + 1, p * self.mean / (k + 1)
-        if self.gamma == 1:
-            k, p = 1, 1.0
+        poisson, log_gamma = self.shape == math.inf, 0.0 if self.shape == math.inf else self._log_gamma
+        others = -math.expm1(log_gamma)  # 1 - gamma
+        if poisson:
+            k, log_p = 0, -self.mean
+        elif log_gamma == 0:
+            k, log_p = 1, 0.0
         elif self.shape == 0:
-            k, p = 1, (1 - self.gamma) / -math.log(self.gamma)
-        else:
-            k, p = 1, (1 - self.gamma) * self.shape / math.expm1(-self.shape * math.log(self.gamma))
+            k, log_p = 1, math.log(others / -log_gamma)
+        else:  # (1 - gamma) eta / (gamma^-eta - 1)
+            power = -self.shape * log_gamma
+            k, log_p = 1, math.log(others) + math.log(self.shape) - power - math.log(-math.expm1(-power))
+        # p = lifted * exp(log_p): with a large mean the first ones are no numbers, and all others are made of them.
+        lifted = 1.0
         while True:
-            yield k, p
-            k, p = k + 1, p * (1 - self.gamma) * (k + self.shape) / (k + 1)
+            yield k, lifted * math.exp(log_p)
+            lifted *= self.mean / (k + 1) if poisson else others * (k + self.shape) / (k + 1)
+            k += 1
+            if lifted > _LIFT:
+                lifted, log_p = lifted / _LIFT, log_p + math.log(_LIFT)
 
     def at_most(self, probability: float) -> int:
         """The least k with P(K <= k) >= probability: public, since only the law is."""
@@ -85,13 +93,16 @@ class Repetitions:
         total = 0.0
         for k, p in self.probabilities():
             total += p
-            # Rounding may keep the sum below a probability next to 1; what is left then is less than the rounding.
-            if total >= probability or (k > self.mean and p < 1e-18):
+            # Rounding may keep the sum below a probability next to 1. What is left, at most p (k + 1) from
+            # shape 1 on and p / gamma below, is less than the rounding.
+            if total >= probability or (
+                k > self.mean and p * max(k + 1, 1.0 if self.shape >= 1 else 1 / self.gamma) < 1e-18
+            ):
                 return k
         raise AssertionError
 
     def draw(self, rng: np.random.Generator) -> int:
-        """K, by inversion, to within 2^-53 of its law; `rng` is the door's secret generator, and K must not leave."""
+        """K, by inversion, but for rounding; `rng` is the door's secret generator, and K must not leave."""
         return self.at_most(float(rng.random()))
 
     # ------------------------------------------------------------------------------------------ what it costs
@@ -101,7 +112,7 @@ class Repetitions:
 
         For Poisson that term is E[K] delta^ of Theorem 6, which depends on the order of the bound: see `poisson`.
         """
-        return (1 + self.shape) * ((1 - 1 / order) * divergence - math.log(self.gamma) / order)
+        return (1 + self.shape) * ((1 - 1 / order) * divergence - self._log_gamma / order)
 
     def divergence(self, order: float, trial: float, choosing: float) -> float:
         """The bound of Theorems 2 and 6: at `order`, of a trial with divergence `trial` there."""
