@@ -34,11 +34,12 @@ LAYERS: list[set[str]] = [
     {"algorithms", "erm", "synthesis", "warmup", "ensembles", "diagnostics"},
     {"selection", "text"},
     {"run", "checkpoint", "standing"},
-    {"training", "federated", "tuning"},
+    {"training", "federated", "tuning", "card", "tracking"},
     {"experiments"},
     {"report"},
     {"audit"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"loading", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The samplers are data that mechanisms are made of, so data lies below privacy; the gradients know nothing of noise.

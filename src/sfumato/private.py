@@ -258,7 +258,7 @@ class Private:
 
     @contextmanager
     def _set_aside(self) -> Iterator[None]:
-        """While a search lends this door to trials: what they asked here would be charged by itself, and so be counted."""
+        """While a search lends this door to trials: what they asked here would be charged, and so be counted."""
         self._searched = True
         try:
             yield
