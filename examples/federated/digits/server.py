@@ -46,6 +46,6 @@ def main(grid: Grid, context: Context) -> None:
         users_per_round=float(config["users-per-round"]),
         optimizer=partial(torch.optim.SGD, lr=float(config["learning-rate"])),
     )
-    print(json.dumps({"private": len(enrolled.private), "public": len(enrolled.public), **run.metrics}))
+    print(json.dumps({"public": len(enrolled.public), **run.metrics}))  # how many are private is private
     if out:
         run.save(Path(out) / "run")

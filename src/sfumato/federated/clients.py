@@ -51,6 +51,11 @@ class Clients(ABC):
     def addresses(self) -> Sequence[int]:
         """Of those who are enrolled, whether they can be reached now or not."""
 
+    @property
+    def directory(self) -> object:
+        """Whose addresses these are: for two `Clients` with the same one, the same address is the same person."""
+        return self
+
     @abstractmethod
     def collect(self, request: Request, addresses: Sequence[int]) -> Iterator[Answers]:
         """Ask these and yield what comes back, in any order. Whoever cannot be reached is left out."""

@@ -11,6 +11,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,18 +45,22 @@ def _flower(module: str) -> Any:
 class FlowerClients(Clients):
     """The clients behind a Flower `Grid`; a user's address is its node.
 
-    `seconds` is how long a round waits for answers, and how long Flower keeps its messages.
+    A round waits `seconds` for answers after the last user was asked. That clock is kept here, where answers arrive.
     """
 
     def __init__(self, grid: Any, nodes: Iterable[int], *, seconds: float = 60.0, poll: float = 0.2) -> None:
         if not (seconds > 0 and poll > 0):
             raise InvalidArgument(f"seconds={seconds} and poll={poll} must be positive.")
         self._grid, self._nodes, self._poll = grid, list(nodes), poll
-        self.seconds = seconds
+        self._seconds = seconds
 
     @property
     def addresses(self) -> Sequence[int]:
         return self._nodes
+
+    @property
+    def directory(self) -> object:
+        return self._grid
 
     def collect(self, request: Request, addresses: Sequence[int]) -> Iterator[Answers]:
         app = _flower("app")
@@ -65,7 +70,7 @@ class FlowerClients(Clients):
             work["batch_size"] = request.work.batch_size
         told = app.ConfigRecord({_ROUND: request.round, **work})
         content = app.RecordDict({_WEIGHTS: weights, _ROUND: told})
-        for node, reply in _replies(self._grid, content, "train", addresses, self.seconds or 60.0, self._poll):
+        for node, reply in _replies(self._grid, content, "train", addresses, self._seconds, self._poll):
             yield Answers(str(reply.metadata.group_id), [node], _decoded(reply, request.params))
 
 
@@ -99,33 +104,35 @@ def _replies(
 ) -> Iterator[tuple[int, Any]]:
     """What nodes answer in time; who sent it is known by the message that it answers, not by what it says."""
     message = _flower("app").Message
-    ends = time.monotonic() + seconds
     waiting: dict[str, int] = {}
     for node in nodes:
-        # One by one: of several at once Flower does not always tell which could not be sent.
-        sent = grid.push_messages([message(content, node, kind, ttl=seconds, group_id=content_round(content))])
+        # One by one: of several at once Flower does not always tell which could not be sent. What came in time is kept
+        # for as long again, until its turn to be pulled comes.
+        sent = grid.push_messages([message(content, node, kind, ttl=2 * seconds, group_id=content_round(content))])
         waiting |= {str(identity): node for identity in sent if identity}
-    while waiting and time.monotonic() < ends:
-        for reply in _pulled(grid, waiting):
-            node = waiting.pop(reply.metadata.reply_to_message_id, -1)
-            if node != -1 and reply.has_content():
-                yield node, reply
-        if waiting:
+    ends, over = time.monotonic() + seconds, False  # from the last one on: nobody has less time because more are asked
+    while waiting and not over:
+        over = time.monotonic() >= ends  # everyone is looked at once more, however long the others took
+        for identity in list(waiting):
+            for reply in _pulled(grid, identity, waiting):
+                node = waiting.pop(reply.metadata.reply_to_message_id, -1)
+                if node != -1 and reply.has_content():
+                    yield node, reply
+        if waiting and not over:
             time.sleep(poll)
 
 
-def _pulled(grid: Any, waiting: dict[str, int]) -> list[Any]:
-    """All that has come; if Flower stumbles over one message, that one is given up and the others are taken."""
+def _pulled(grid: Any, identity: str, waiting: dict[str, int]) -> list[Any]:
+    """What has come in answer to one message; if Flower stumbles over it, that one is given up.
+
+    Never of several messages at once: Flower then hands all of them out before it reads the first, and one that it
+    cannot read takes the others with it.
+    """
     try:
-        return list(grid.pull_messages(list(waiting)))
+        return list(grid.pull_messages([identity]))
     except Exception:
-        found: list[Any] = []
-        for identity in list(waiting):
-            try:
-                found += grid.pull_messages([identity])
-            except Exception:
-                del waiting[identity]
-        return found
+        waiting.pop(identity, None)
+        return []
 
 
 def content_round(content: Any) -> str:
@@ -191,16 +198,27 @@ def client_app(user: Callable[[Any], User], *, mods: Sequence[Any] = ()) -> Any:
     app = _flower("clientapp").ClientApp(mods=list(mods))
 
     def train(message: Any, context: Any) -> Any:
-        return _trained(message, user(context))
+        with _keeping_quiet():
+            return _trained(message, user(context))
 
     def query(message: Any, context: Any) -> Any:
         flower = _flower("app")
-        said = flower.ConfigRecord({"public": bool(user(context).public)})
+        with _keeping_quiet():
+            said = flower.ConfigRecord({"public": bool(user(context).public)})
         return flower.Message(flower.RecordDict({_USER: said}), reply_to=message)
 
     app.train()(train)
     app.query()(query)
     return app
+
+
+@contextmanager
+def _keeping_quiet() -> Iterator[None]:
+    """Keeps the text of errors here: Flower sends it to the server, and it may quote the user's rows."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"The client failed with {type(error).__name__}; its own log says more.") from error
 
 
 def _trained(message: Any, user: User) -> Any:

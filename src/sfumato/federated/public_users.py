@@ -25,7 +25,7 @@ class PublicUsers:
     """
 
     def __init__(self, clients: Clients, *, seed: int | None = None) -> None:
-        self._clients, self._addresses = clients, list(clients.addresses)
+        self.clients, self._addresses = clients, list(clients.addresses)
         self._rng = np.random.default_rng(seed)
         if not self._addresses:
             raise InvalidArgument("clients has no public users: leave public out instead.")
@@ -53,7 +53,7 @@ class PublicUsers:
         total = torch.zeros(sum(p.numel() for p in params.values()), dtype=torch.float64, device=device)
         count = torch.zeros((), dtype=torch.float64, device=device)
         bound = Clip(longest)
-        for values in received(self._clients, Request(params=params, work=work), asked):
+        for values in received(self.clients, Request(params=params, work=work), asked):
             part, valid = bounded_sum(values, bound.factors if bound.bounded else torch.ones_like)
             total += part
             count += valid.sum()

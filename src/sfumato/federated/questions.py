@@ -54,6 +54,11 @@ class Users(Source):
     def gather(self, indices: Indices, *, lend: bool = False) -> Contacts:
         return Contacts(self._clients, [self._addresses[i] for i in indices])
 
+    def has_any_of(self, clients: Clients) -> bool:
+        """Whether somebody can be reached through both."""
+        same = clients.directory is self._clients.directory
+        return same and not set(self._addresses).isdisjoint(clients.addresses)
+
     @property
     def row_bytes(self) -> int:
         return 8  # of an address

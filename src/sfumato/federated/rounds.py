@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,8 @@ def received(clients: Clients, request: Request, addresses: Sequence[int]) -> It
     missing = set(addresses)
     ends = math.inf if clients.seconds is None else time.monotonic() + clients.seconds
     for answers in clients.collect(request, addresses):
-        if time.monotonic() > ends:
+        came = time.monotonic()
+        if came > ends:
             return
         known = _in_shape(answers, request)
         if known is None:
@@ -40,22 +42,35 @@ def received(clients: Clients, request: Request, addresses: Sequence[int]) -> It
                 kept.append(place)
         if kept:
             yield from _rows(known, kept, request.params)
+            # The clock stands still while the server works: one user's answer must not make another's late.
+            ends += time.monotonic() - came
 
 
 def _in_shape(answers: Answers, request: Request) -> Answers | None:
-    """The answers if they have the form that was asked for; nothing in here may raise, whatever was sent."""
+    """The answers if they have the form that was asked for; this never raises, whatever was sent."""
+    try:
+        return answers if _fits(answers, request) else None
+    except Exception:  # of things that cannot even be compared or measured
+        return None
+
+
+def _fits(answers: Answers, request: Request) -> bool:
     if not isinstance(answers, Answers) or answers.round != request.round or not isinstance(answers.updates, Mapping):
-        return None
+        return False
     updates, count = answers.updates, len(answers.addresses)
-    if not all(type(address) is int for address in answers.addresses) or updates.keys() != request.params.keys():
-        return None
+    if not all(_is_address(address) for address in answers.addresses) or updates.keys() != request.params.keys():
+        return False
     for name, p in request.params.items():
         t = updates[name]
         if not (isinstance(t, Tensor) and t.layout is torch.strided and t.dtype in _KINDS and not t.is_meta):
-            return None
+            return False
         if t.shape != (count, *p.shape):
-            return None
-    return answers
+            return False
+    return True
+
+
+def _is_address(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _rows(answers: Answers, kept: list[int], params: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -39,6 +39,8 @@ def by_line(lines: Iterable[Sequence[T]], length: int) -> list[list[T]]:
 def by_stream(lines: Iterable[Sequence[T]], length: int, end: T) -> list[list[T]]:
     """All lines one after the other, each ended by `end`, into rows of `length`, the rest dropped. Rows share nothing.
 
+    A row may hold the end of one document and the beginning of the next, so no document is a unit here: `by_document`.
+
     >>> by_stream([list("abc"), list("de")], length=3, end="$")
     [['a', 'b', 'c'], ['$', 'd', 'e']]
     """
