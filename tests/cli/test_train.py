@@ -44,6 +44,7 @@ def test_a_training_from_csv(sfumato: Sfumato, config: Path) -> None:
     run = Run.load(config.parent / "runs" / "a")
     assert run.steps_taken == 12
     assert run.statement["dataset"] == "flowers"
+    assert run.config["parameters"] == 12
     assert "What is promised" in run.statement_text
     assert answers(config) == 12
 
@@ -75,6 +76,30 @@ def test_what_the_dry_run_says_is_what_is_done(sfumato: Sfumato, config: Path) -
     written = {str(config.parent / name) for name in files(config.parent)} - {str(config.parent / n) for n in before}
     locks = {name for name in written if Path(name).name.startswith(".")}
     assert written - locks == {*plan["would_write"], plan["ledger"]}
+
+
+def test_a_dry_run_says_how_long_and_how_large(sfumato: Sfumato, config: Path) -> None:
+    plan = trained(sfumato, config, "--dry-run")
+    assert plan["seconds_estimate"] == pytest.approx(12 * plan["seconds_per_step"], rel=0.02)
+    assert plan["seconds_per_step"] > 0
+    edit(config, "size = 300", "size = 30_000_000")
+    edit(config, "delta = 1e-4", "delta = 1e-9")
+    larger = trained(sfumato, config, "--dry-run")
+    rows = 30_000_000 * 3 * 4 / 2**20  # float32
+    assert rows <= larger["memory_mb_estimate"] - plan["memory_mb_estimate"] <= 3 * rows
+
+
+def test_a_dry_run_changes_nothing_of_the_training(sfumato: Sfumato, config: Path) -> None:
+    """The steps that are timed are those of a copy: what is prepared afterwards starts as ever."""
+    from sfumato.cli.config import load_config
+    from sfumato.cli.estimates import estimates
+    from sfumato.cli.job import prepare
+
+    job = prepare(load_config(config))
+    before = {name: p.clone() for name, p in job.objective.parameters().items()}
+    estimates(job)
+    assert all(bool((p == before[name]).all()) for name, p in job.objective.parameters().items())
+    assert not (config.parent / "ledger.db").exists()
 
 
 def test_a_dry_run_reads_no_private_value(sfumato: Sfumato, config: Path) -> None:

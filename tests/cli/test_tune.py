@@ -84,7 +84,8 @@ def test_the_best_trial_is_saved_with_a_statement_of_the_whole_search(
     assert saved["options"] == facts["options"]
     assert asked(search) == [1]
     names = {path.name for path in out.iterdir()}
-    assert names == {"run.json", "weights.safetensors", "statement.txt", "config.json", "tune.json"}
+    whole = {"run.json", "weights.safetensors", "statement.txt", "config.json", "tune.json", "preprocessing.json"}
+    assert names == whole
     assert not {"trials", "count"} & {*facts, *saved}
 
     again = sfumato("tune", search)

@@ -19,9 +19,8 @@ from torch import nn
 from sfumato.audit.doctor import doctor, examples_apart
 from sfumato.audit.verdict import Verdict
 from sfumato.cli.config import Config, load_config
-from sfumato.cli.job import prepare
+from sfumato.cli.job import layout_of, prepare
 from sfumato.cli.model import make_module, row_shape
-from sfumato.data.tables import layout
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators
 from sfumato.objective import Objective, cross_entropy, squared_error
@@ -32,8 +31,7 @@ _ROWS = 16
 def examined_config(path: Path) -> list[Verdict]:
     """The model, loss and sampling of a config file."""
     config = load_config(path)
-    data = config.data
-    header = layout(config.file(data.private), "private", label=data.label, users=data.users)
+    header = layout_of(config, "private", config.data.private)
     shape = row_shape(config.model, header.shape)
     with own_generators(config.training.seed):
         module = make_module(config, config.model, shape)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sfumato.cli.config_file import (
     ConfigFile,
@@ -81,18 +83,26 @@ _RANGES = {
         training.reserve training.seed training.checkpoint_every training.crop training.cutout training.keep_last
         warmup.weight_decay warmup.sam_radius warmup.crop warmup.cutout
     """,
-    "at least 0 and below 1": "training.momentum method.origin_memory method.scale_memory warmup.momentum",
+    "at least 0 and below 1": """
+        training.momentum training.choose method.origin_memory method.scale_memory warmup.momentum
+    """,
     "between 0 and 1": "method.alpha_min",
 }
 
 
 def load_config(path: Path) -> Config:
     """Read and check a file; InvalidArgument names the section, the key and the remedy."""
-    config = read_sections(Config, path, read_toml(path))
+    return check_config(path, read_toml(path))
+
+
+def check_config(path: Path, raw: Mapping[str, Any]) -> Config:
+    """The same for what was read from `path` already."""
+    config = read_sections(Config, path, raw)
     check_values(config, _CHOICES, _RANGES)
     check_sizes("model", "hidden", config.model.hidden)
     check_sizes("model", "shape", config.model.shape)
     _check_data(config)
+    _check_columns(config.data)
     _check_method(config)
     _check_training(config)
     return config
@@ -106,6 +116,8 @@ def _check_data(config: Config) -> None:
         raise InvalidArgument(
             f"[data] unit={data.unit!r} needs users to be {'given' if data.unit == 'user' else 'left out'}."
         )
+    if data.synthetic is not None and data.public is None:
+        raise InvalidArgument("[data] synthetic rows join public ones: give public, too, or name them as public.")
     if (data.lower is None) != (data.upper is None):
         raise InvalidArgument("[data] lower and upper go together: give both, or neither.")
     if data.range is not None:
@@ -117,6 +129,30 @@ def _check_data(config: Config) -> None:
             raise InvalidArgument(f"[data] range={data.range!r} must be [lowest, highest] or 'public'.")
         if data.range == "public" and data.public is None:
             raise InvalidArgument("[data] range='public' needs public rows: give public, or declare [lowest, highest].")
+
+
+def _check_columns(data: DataSection) -> None:
+    tables: dict[str, Mapping[str, Any]] = {"categories": data.categories, "ranges": data.ranges}
+    for key, table in tables.items():
+        for name, found in table.items():
+            kind = str if key == "categories" else int | float
+            if not isinstance(found, list) or not found or not all(isinstance(v, kind) for v in found):
+                remedy = "a list of words" if key == "categories" else "[lowest, highest]"
+                raise InvalidArgument(f"[data.{key}] {name}={found!r} must be {remedy}.")
+            if name in (data.label, data.users, *data.ignore):
+                raise InvalidArgument(f"[data.{key}] {name} is no feature: it is the label, a user id or ignored.")
+            if data.columns is not None and name not in data.columns:
+                raise InvalidArgument(f"[data.{key}] {name} is no column{suggestion(name, data.columns)}")
+            if key == "categories" and len(set(found)) < len(found):
+                raise InvalidArgument(f"[data.categories] {name} has a word twice: remove one of them.")
+            if key == "ranges" and (name in data.categories or len(found) != 2 or not found[0] < found[1]):
+                raise InvalidArgument(
+                    f"[data.ranges] {name}={found!r} must be [lowest, highest] of a column that holds numbers."
+                )
+    if data.columns is not None and len(set(data.columns)) < len(data.columns):
+        raise InvalidArgument("[data] columns has a name twice: rename one of them.")
+    if data.ranges and (data.range, data.lower) != (None, None):
+        raise InvalidArgument("[data] ranges and range or lower/upper say the same thing: give one of them.")
 
 
 def _check_method(config: Config) -> None:
@@ -150,6 +186,8 @@ def _check_method(config: Config) -> None:
         (f"method={given!r}", methods != ("dp-sgd",)),
         ("extended=true", training.extended),
         ("clip='public'", training.clip == "public"),
+        ("alignment=true", training.alignment),
+        (f"choose={training.choose}", training.choose > 0),
     ):
         if wanted and config.data.public is None:
             raise InvalidArgument(f"[training] {what} needs public rows: give [data] public.")
@@ -161,6 +199,11 @@ def _check_training(config: Config) -> None:
         raise InvalidArgument("[training] momentum has no meaning for optimizer='adamw': leave it out.")
     if training.loss == "cross-entropy" and config.model.outputs < 2:
         raise InvalidArgument(f"[model] outputs={config.model.outputs} must be at least 2 classes for cross-entropy.")
+    if training.choose and (training.loss != "cross-entropy" or not (training.ema or training.keep_last)):
+        raise InvalidArgument(
+            f"[training] choose={training.choose} is between the last weights and averages of a classifier: give "
+            "ema or keep_last, too, or leave it out."
+        )
     alike = not (training.crop or training.flip or training.cutout) and "weight-multiplicity" not in training.methods
     if training.views not in (None, 1) and alike:
         raise InvalidArgument(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +17,7 @@ import torch
 from sfumato.algorithms.dp_sgd import as_clip
 from sfumato.algorithms.extended import shares
 from sfumato.algorithms.method import algorithm
+from sfumato.card import card
 from sfumato.cli.account import make_sampler
 from sfumato.cli.augmentation import augmentation, check_augmentation
 from sfumato.cli.config import Config
@@ -22,8 +25,10 @@ from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.cli.method import AUTO, Layer, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
 from sfumato.cli.record import check_unchanged, read_record, recorded
+from sfumato.data.encoding import Encoding
+from sfumato.data.preprocessing import Preprocessing
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
-from sfumato.ensembles import Iterates, majority_vote, mean_logits
+from sfumato.ensembles import Iterates, best_on_public, majority_vote, mean_logits
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
 from sfumato.gradients import Clip
@@ -34,6 +39,7 @@ from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Private
 from sfumato.public import Public
+from sfumato.reading import suggestion
 from sfumato.training import train
 from sfumato.warmup import Sam, warm_up
 
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
     from sfumato.data.samplers import Sampler
     from sfumato.run import Run
 
+Batch = tuple[torch.Tensor, torch.Tensor]
+PREPROCESSING = "preprocessing.json"
 _ROLES: tuple[Role, ...] = ("private", "public", "test")
 
 
@@ -63,6 +71,7 @@ class Job:
 
     def would_write(self) -> list[Path]:
         names = ["run.json", "weights.safetensors", "statement.txt", "checkpoint.pt", "config.json"]
+        names += ["README.md", PREPROCESSING]
         names += ["ema.safetensors"] if self.config.training.ema else []
         names += [self.config.iterates.name] if self.config.training.keep_last else []
         return [self.config.out / name for name in names]
@@ -74,12 +83,14 @@ class Job:
 def prepare(config: Config) -> Job:
     """Check files' headers, the model and the sampler; no private value, no ledger, nothing written."""
     data = config.data
+    if config.out.is_file():
+        raise InvalidArgument(f"[training] out={str(config.out)!r} is a file: name a folder.")
     _check_classes(config)
     layouts: dict[Role, Layout] = {}
     for role in _ROLES:
         name = getattr(data, role)
         if name is not None:
-            layouts[role] = layout(config.file(name), role, label=data.label, users=data.users)
+            layouts[role] = layout_of(config, role, name)
             match(layouts[role], layouts["private"])
     shape = row_shape(config.model, layouts["private"].shape)
     check_augmentation("training", config.training, shape)
@@ -91,6 +102,23 @@ def prepare(config: Config) -> Job:
     answers = algorithm(method).answers(config.training.steps)
     noise, cost = _calibrated(config, sampler, answers + config.training.reserve)
     return Job(config, layouts, objective, sampler, joining, answers, noise, cost)
+
+
+def layout_of(config: Config, role: Role, name: str) -> Layout:
+    """The layout of a file that the config names, its columns encoded as the config declares."""
+    data = config.data
+    code = Encoding(columns=data.columns or (), categories=data.categories, ignore=data.ignore, missing=data.missing)
+    found = layout(config.file(name), role, label=data.label, users=data.users, encoding=code)
+    for column in data.ranges:
+        if column not in found.columns:
+            raise InvalidArgument(f"[data.ranges] {column} is no feature{suggestion(column, found.columns)}")
+    for column in found.columns if data.ranges else ():
+        if column not in data.ranges and column not in data.categories:
+            raise InvalidArgument(
+                f"[data.ranges] lacks {column}: give [lowest, highest] of every column of numbers, declare its "
+                "categories, or list it in ignore."
+            )
+    return found
 
 
 def _check_classes(config: Config) -> None:
@@ -105,7 +133,8 @@ def _sampling(config: Config, layouts: Mapping[Role, Layout]) -> tuple[Sampler, 
     wanted = training.batch_size
     if not training.extended:
         return make_sampler(training.sampling, size, wanted), 0
-    rows = len(read_table(layouts["public"], label=config.data.label, classes=config.data.classes).labels)
+    rows = len(_public_table(config, layouts).labels)
+    rows -= held_back(rows, training.choose)
     if training.sampling == "full":
         if wanted not in (None, size + rows):
             raise InvalidArgument(
@@ -144,6 +173,9 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
     tables = {role: _rows(job, role) for role in job.layouts}
     scale = _scaling(job, tables)
     batches = {role: _batch(job, table, role, scale) for role, table in tables.items()}
+    judges: Batch | None = None
+    if training.choose:
+        batches["public"], judges = _held_back(config, batches["public"])
     views = augmentation(training)
     public = Public(batches["public"], objective=objective, seed=training.seed, augment=views) if data.public else None
     test = Public(batches["test"], objective=objective) if data.test else None
@@ -177,6 +209,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
             evaluate_every=training.evaluate_every,
             ema=training.ema,
             keep_last=training.keep_last,
+            alignment=training.alignment,
             checkpoint=config.checkpoint,
             checkpoint_every=training.checkpoint_every,
             progress=progress,
@@ -185,7 +218,11 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         last = {**run.metrics, **_ensembles(objective, run.iterates, test)}
         run = replace(run, history=[*run.history[:-1], last])
     run = replace(run, config={**run.config, "clip": as_clip(clip).norm})
+    if judges is not None:
+        run = _chosen(objective, run, Public(judges), test)
     run.save(config.out)
+    keep_preprocessing(config, scale)
+    (config.out / "README.md").write_text(card(run, data=_about_data(config), model=config.model.kind))
     return run
 
 
@@ -262,28 +299,104 @@ def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
 
 def _rows(job: Job, role: Role) -> Table:
     data = job.config.data
+    if role == "public":
+        return _public_table(job.config, job.layouts)
     users = data.users if role == "private" else None
     columns = job.layouts["private"].columns
     return read_table(job.layouts[role], label=data.label, users=users, columns=columns, classes=data.classes)
 
 
-def _scaling(job: Job, tables: Mapping[Role, Table]) -> Scaling | None:
-    data, shape = job.config.data, job.layouts["private"].shape
+def _public_table(config: Config, layouts: Mapping[Role, Layout]) -> Table:
+    """Public rows, and those that were made of them."""
+    data, columns = config.data, layouts["private"].columns
+    found = read_table(layouts["public"], label=data.label, columns=columns, classes=data.classes)
+    if data.synthetic is None:
+        return found
+    place = config.file(data.synthetic)
+    made = next((place / name for name in ("synthetic.npz", "synthetic.csv") if (place / name).exists()), place)
+    code = replace(layouts["private"].encoding, columns=())  # what was made has a header row
+    other = layout(made, "synthetic", label=data.label, encoding=code)
+    match(other, layouts["private"])
+    more = read_table(other, label=data.label, columns=columns, classes=data.classes)
+    return Table(*(np.concatenate(pair) for pair in ((found.features, more.features), (found.labels, more.labels))))
+
+
+def _scaling(job: Job, tables: Mapping[Role, Table]) -> Preprocessing:
+    data, private = job.config.data, job.layouts["private"]
+    scale: Scaling | None = None
     if data.range == "public":
-        return Scaling.of_public(tables["public"].features)
-    if isinstance(data.range, list):
-        return Scaling.declared(data.range[0], data.range[1], shape)
-    if data.lower is not None and data.upper is not None:
-        return Scaling.declared(data.lower, data.upper, shape)
-    return None
+        scale = Scaling.of_public(tables["public"].features)
+    elif isinstance(data.range, list):
+        scale = Scaling.declared(data.range[0], data.range[1], private.shape)
+    elif data.lower is not None and data.upper is not None:
+        scale = Scaling.declared(data.lower, data.upper, private.shape)
+    elif data.ranges:
+        # Each column has its slots, of which those of a category are 0 and 1 already.
+        pairs = [data.ranges.get(name, [0.0, 1.0]) for name in private.columns]
+        widths = [private.encoding.width(name) for name in private.columns]
+        lower, upper = (np.repeat([pair[k] for pair in pairs], widths).tolist() for k in (0, 1))
+        scale = Scaling.declared(lower, upper, private.shape)
+    if scale is not None and private.columns:
+        scale = scale.only(private.encoding.is_number(private.columns))
+    return Preprocessing(
+        shape=row_shape(job.config.model, private.shape),
+        columns=private.columns,
+        encoding=private.encoding,
+        scaling=scale,
+        label=data.label,
+        classes=data.classes,
+    )
 
 
-def _batch(job: Job, table: Table, role: Role, scale: Scaling | None) -> tuple[torch.Tensor, torch.Tensor]:
-    model, features = job.config.model, table.features
-    if scale is not None:
-        features = scale(features)
-    shape = row_shape(model, features.shape[1:])
-    rows = torch.from_numpy(np.ascontiguousarray(features)).reshape(len(features), *shape)
+def _batch(job: Job, table: Table, role: Role, prepared: Preprocessing) -> Batch:
+    rows = torch.from_numpy(prepared(table.features))
     if job.config.training.loss == "squared-error":
         return rows, torch.from_numpy(table.labels.astype(np.float32))
-    return rows, torch.from_numpy(class_labels(table.labels, model.outputs, role))
+    return rows, torch.from_numpy(class_labels(table.labels, job.config.model.outputs, role))
+
+
+def keep_preprocessing(config: Config, prepared: Preprocessing) -> None:
+    """Beside the weights: what `sfumato.load` needs to make rows of files again."""
+    folder = os.path.relpath(config.path.parent, config.out)  # where a model of one's own is found
+    facts = {**prepared.to_json(), "config_folder": folder}
+    (config.out / PREPROCESSING).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _about_data(config: Config) -> dict[str, str]:
+    """What a model card may say: names of files, never of what is in the private one."""
+    data = config.data
+    named = {"public rows": data.public, "synthetic rows": data.synthetic, "test rows": data.test}
+    return {name: Path(value).name for name, value in named.items() if value is not None}
+
+
+# ------------------------------------------------------------------------------------------------ after
+
+
+def held_back(rows: int, share: float) -> int:
+    """How many public rows nothing is trained on, to choose on them afterwards."""
+    return min(rows - 1, max(1, round(share * rows))) if share else 0
+
+
+def _held_back(config: Config, rows: Batch) -> tuple[Batch, Batch]:
+    order = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(config.training.seed))
+    count = held_back(len(order), config.training.choose)
+    if count < 1:
+        raise InvalidArgument(f"[training] choose={config.training.choose} needs at least 2 public rows.")
+    judges, others = order[:count], order[count:]
+    return (rows[0][others], rows[1][others]), (rows[0][judges], rows[1][judges])
+
+
+def _chosen(objective: Objective, run: Run, judges: Public, test: Public | None) -> Run:
+    """The weights that are best on public rows nothing was trained on: the last ones, their average, or the mean."""
+    candidates: dict[str, Mapping[str, torch.Tensor]] = {"last": objective.parameters()}
+    if run.ema is not None:
+        candidates["ema"] = run.ema
+    if run.iterates is not None and len(run.iterates):
+        candidates["mean"] = run.iterates.mean()
+    name, scores = best_on_public(objective.module, candidates, judges)
+    last = dict(run.metrics)
+    if test is not None:  # once, for the one that is handed on
+        last["test_chosen_accuracy"] = best_on_public(objective.module, {name: candidates[name]}, test)[1][name]
+    config = {**run.config, "chosen": name, "chosen_on_public": scores}
+    weights = {**run.weights, **candidates[name]}
+    return replace(run, weights=weights, config=config, history=[*run.history[:-1], last])

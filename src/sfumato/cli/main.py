@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(sentence: str, status: int) -> int:
     said = " ".join(sentence.split())
+    said = said if said[-1:] in (".", "?", "!") else f"{said}."  # as typer's own do not end
     print(f"sfumato: {said}", file=sys.stderr)
     return status
 

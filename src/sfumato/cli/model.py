@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sfumato.cli.config import Config
 from sfumato.cli.config_file import ConfigFile
+from sfumato.cli.pretrained import from_timm, from_transformers
 from sfumato.cli.sections import ModelSection
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators
@@ -37,6 +38,11 @@ def make_objective(config: Config, shape: tuple[int, ...]) -> Objective:
 
 def make_module(config: ConfigFile, model: ModelSection, shape: tuple[int, ...]) -> nn.Module:
     """A new one, its weights drawn by torch's own generator; it is called with rows of this shape."""
+    library, _, name = model.kind.partition(":")
+    if library == "transformers" and name:
+        return _made(model.kind, lambda: from_transformers(config.file(name), model.outputs, model.options))
+    if library == "timm" and name:
+        return _made(model.kind, lambda: from_timm(name, model.outputs, model.options))
     with _importable(config.path.parent):
         return _module(model, shape)
 
@@ -76,16 +82,23 @@ def _module(model: ModelSection, shape: tuple[int, ...]) -> nn.Module:
         _try(model.kind, lambda: module(torch.zeros(1, *shape)))  # its lazy layer learns its size here
         return module
     if ":" not in model.kind:
-        raise InvalidArgument(f"[model] kind={model.kind!r} must be 'linear', 'mlp', 'cnn' or 'module:function'.")
+        raise InvalidArgument(
+            f"[model] kind={model.kind!r} must be 'linear', 'mlp', 'cnn', 'transformers:folder', 'timm:name' or "
+            "'module:function'."
+        )
     return _own_module(model, inputs)
 
 
 def _own_module(model: ModelSection, inputs: int) -> nn.Module:
     module_name, _, function_name = model.kind.partition(":")
     function = _try(model.kind, lambda: getattr(importlib.import_module(module_name), function_name))
-    made = _try(model.kind, lambda: function(inputs, model.outputs, **model.options))
+    return _made(model.kind, lambda: function(inputs, model.outputs, **model.options))
+
+
+def _made(kind: str, call: Callable[[], Any]) -> nn.Module:
+    made = _try(kind, call)
     if not isinstance(made, nn.Module):
-        raise InvalidArgument(f"[model] kind={model.kind!r} returned {type(made).__name__}: return a torch module.")
+        raise InvalidArgument(f"[model] kind={kind!r} returned {type(made).__name__}: return a torch module.")
     return made
 
 

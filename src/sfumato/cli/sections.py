@@ -13,23 +13,29 @@ class DataSection:
     private: str
     name: str  # under which the ledger knows the private data: the same data must keep the same name
     size: int  # declared number of units; approximate under add-remove, exact under replace-one
-    label: str | None = None  # the column to predict (CSV)
-    classes: list[str] | None = None  # its labels, where they are text (CSV), in the order of the model's outputs
+    label: str | None = None  # the column to predict
+    classes: list[str] | None = None  # its labels, where they are text, in the order of the model's outputs
     public: str | None = None
     test: str | None = None
     unit: str | None = None  # "example" or "user"; by default "user" if `users` is given
-    users: str | None = None  # the column (CSV) or array (NPZ) with a user id per row
+    users: str | None = None  # the column, or array (NPZ), with a user id per row
     records_per_user: int = 64
     range: list[float] | str | None = None  # [lowest, highest] of every feature, or "public": from the public rows
     lower: float | list[float] | None = None
     upper: float | list[float] | None = None
+    columns: list[str] | None = None  # the names, where CSV files have no header row
+    categories: dict[str, list[str]] = field(default_factory=dict)  # the words of columns that hold words
+    ranges: dict[str, list[float]] = field(default_factory=dict)  # [lowest, highest] by the name of the column
+    ignore: list[str] = field(default_factory=list)  # columns to leave out
+    missing: list[str] = field(default_factory=list)  # cells that mean: not known
+    synthetic: str | None = None  # further public rows: a file, or the folder of `sfumato synthesize`
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
     """The model; the number of outputs is declared, never counted from private labels."""
 
-    kind: str  # "linear", "mlp", "cnn", or "module:function" called with (inputs, outputs, **options)
+    kind: str  # "linear", "mlp", "cnn", "transformers:folder", "timm:name", or "module:function" of one's own
     outputs: int
     hidden: list[int] = field(default_factory=lambda: [64])  # mlp
     shape: list[int] | None = None  # of one row, for instance [1, 28, 28]; the cnn needs it
@@ -68,6 +74,8 @@ class TrainingSection:
     momentum: float = 0.0
     ema: bool = False
     keep_last: int = 0  # iterates, for ensembles
+    choose: float = 0.0  # share of public rows held back, to choose between last weights, ema and mean of iterates
+    alignment: bool = False  # measure how far private gradients point where public ones do
     reserve: int = 0  # further steps that are paid for, to do again what a crash loses
     seed: int = 0  # of public randomness only: initial weights and public batches
     checkpoint_every: float = 30.0  # seconds

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML file; docs/config.md lists its keys.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan; read no private value, touch no ledger, write nothing.")
+        bool, typer.Option("--dry-run", help="Print plan, cost, time and memory; read no private value, write nothing.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue the training in `out`, or refuse to.")
@@ -71,6 +71,8 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(job: Job) -> dict[str, Any]:
+    from sfumato.cli.estimates import estimates
+
     config, cost = job.config, job.cost
     training, privacy = config.training, config.privacy
     return {
@@ -97,6 +99,7 @@ def _plan(job: Job) -> dict[str, Any]:
         "public_in_batch": job.joining,
         "sampling": training.sampling,
         "parameters": job.parameters,
+        **estimates(job),
         "features": list(job.layouts["private"].columns) or None,
         "continues": config.checkpoint.exists(),
         "ledger": without_password(config.ledger),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(help="A TOML file with a [tune] section; see docs/tuning.md.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file with a \\[tune] section; see docs/tuning.md.")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it costs; read no private value, touch no ledger.")
     ] = False,

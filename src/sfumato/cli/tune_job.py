@@ -19,6 +19,7 @@ from sfumato.cli.interruption import interruptible
 from sfumato.cli.job import Job, prepare
 from sfumato.cli.method import stacked
 from sfumato.cli.tune_config import TuneFile
+from sfumato.data.preprocessing import Preprocessing
 from sfumato.data.samplers import FullBatch
 from sfumato.data.tables import Role
 from sfumato.ensembles import evaluating
@@ -130,7 +131,7 @@ def execute_search(search: SearchJob) -> Tuned[Run] | None:
             note=f"sfumato tune {search.file.path.name}",
         )
     if found is not None:
-        _save(search, found)
+        _save(search, found, scale)
     return found
 
 
@@ -216,10 +217,11 @@ def _race(search: SearchJob, batches: Mapping[Role, Batch]) -> list[Candidate]:
 # ------------------------------------------------------------------------------------------------ what is left
 
 
-def _save(search: SearchJob, found: Tuned[Run]) -> None:
+def _save(search: SearchJob, found: Tuned[Run], prepared: Preprocessing) -> None:
     config = search.job_of(found.options).config
     found.outcome.save(config.out)
     record = {**config.to_json(), "clip": found.outcome.config["clip"]}
     (config.out / "config.json").write_text(json.dumps(record, indent=2) + "\n")
+    training_job.keep_preprocessing(config, prepared)
     facts = {"options": dict(found.options), "score": found.score, "cost": vars(found.cost)}
     (config.out / "tune.json").write_text(json.dumps(facts, indent=2) + "\n")

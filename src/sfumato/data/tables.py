@@ -1,4 +1,4 @@
-"""Reading tables of numbers, CSV or NPZ, whose values may be private.
+"""Reading tables whose values may be private: CSV, Parquet, datasets on disk, NPZ, folders of images.
 
 Two steps. `layout` looks at what is public by declaration: column names and the shape of a row, no value and no count
 of rows. `read_table` reads the values; its errors name a column and never quote a cell, and of a private file not even
@@ -7,10 +7,9 @@ the line is named.
 
 from __future__ import annotations
 
-import csv
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +17,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.data import cells, class_folders
+from sfumato.data.encoding import Encoding, word
 from sfumato.errors import InvalidArgument
 
-Role = Literal["private", "public", "test"]
+Role = Literal["private", "public", "test", "synthetic"]
 Array = npt.NDArray[Any]
 
-_CHUNK = 8192  # rows of a CSV file in memory as text at a time
-_NPZ_NAMES = {"private": ("", "_train", "_private"), "public": ("", "_public"), "test": ("", "_test")}
+_CHUNK = 8192  # rows in memory as cells at a time
+_NPZ_NAMES = {"private": ("", "_train", "_private")} | {
+    role: ("", f"_{role}") for role in ("public", "test", "synthetic")
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Layout:
     path: Path
     role: Role
     shape: tuple[int, ...]  # of one row's features
-    columns: tuple[str, ...] = ()  # the feature columns of a CSV file, in order
+    columns: tuple[str, ...] = ()  # the feature columns, where columns have names, in order
+    encoding: Encoding = field(default_factory=Encoding)
 
 
 @dataclass(frozen=True)
@@ -46,27 +50,40 @@ class Table:
     users: Array | None = None
 
 
-def layout(path: Path, role: Role, *, label: str | None, users: str | None = None) -> Layout:
-    """The layout of a file; FileNotFoundError or InvalidArgument if it cannot be one."""
+def layout(
+    path: Path, role: Role, *, label: str | None, users: str | None = None, encoding: Encoding | None = None
+) -> Layout:
+    """The layout of a file or folder; InvalidArgument if it cannot be one."""
+    code = encoding or Encoding()
     if not path.exists():
         raise InvalidArgument(f"{role}={str(path)!r} does not exist: check the path.")
+    if path.is_dir() and not cells.is_dataset(path):
+        return Layout(path, role, class_folders.shape(path, role))
     if _is_npz(path, role):
         names = _npz_names(path, role, users)
         return Layout(path, role, _npz_shape(path, role, names[0])[1:])
     if label is None:
         raise InvalidArgument(f"label is missing: name the column of {role}={str(path)!r} that is to be predicted.")
-    header = _header(path, role)
-    for name in (label, users):
+    header = cells.names(path, role, code.columns)
+    needed = (label, users, *code.ignore, *code.categories)
+    for name in needed:
         if name is not None and name not in header and not (name == users and role != "private"):
             raise InvalidArgument(f"{role}={str(path)!r} has no column {name!r}: check the name in its header row.")
-    columns = tuple(name for name in header if name not in (label, users))
+    columns = tuple(name for name in header if name not in (label, users, *code.ignore))
     if not columns:
         raise InvalidArgument(f"{role}={str(path)!r} has no columns beside {label!r}: there is nothing to learn from.")
-    return Layout(path, role, (len(columns),), columns)
+    return Layout(path, role, (code.widths(columns),), columns, code)
 
 
 def match(other: Layout, private: Layout) -> None:
-    """Raise unless the other table has the same features as the private one; the order of columns may differ."""
+    """Raise unless the other table has the same features as the private one; the order of columns may differ.
+
+    And raise if it is the private one: whatever is computed of public and test rows is not protected.
+    """
+    if other.role != "private" and _same_rows(other, private):
+        raise InvalidArgument(
+            f"{other.role}={str(other.path)!r} holds the private rows themselves: give rows of other people."
+        )
     if bool(other.columns) == bool(private.columns):
         if missing := [name for name in private.columns if name not in other.columns]:
             raise InvalidArgument(
@@ -83,6 +100,14 @@ def match(other: Layout, private: Layout) -> None:
         )
 
 
+def _same_rows(other: Layout, private: Layout) -> bool:
+    if other.path.resolve() != private.path.resolve():
+        return False
+    return other.path.suffix != ".npz" or _npz_names(other.path, other.role, None) == _npz_names(
+        private.path, private.role, None
+    )
+
+
 def read_table(
     table: Layout,
     *,
@@ -91,15 +116,15 @@ def read_table(
     columns: Sequence[str] = (),
     classes: Sequence[str] | None = None,
 ) -> Table:
-    """The values; `columns` is the order in which the features are wanted, `classes` are labels that are text (CSV)."""
+    """The values; `columns` is the order in which the features are wanted, `classes` are labels that are text."""
+    if table.path.is_dir() and not table.columns:
+        return Table(*class_folders.read(table.path, table.role, table.shape, classes))
     if not table.columns:
         if classes is not None:
-            raise InvalidArgument(f"classes={list(classes)} is for CSV files: the arrays of an NPZ file hold numbers.")
+            raise InvalidArgument(f"classes={list(classes)} is for columns: the arrays of an NPZ file hold numbers.")
         return _read_npz(table, users)
     assert label is not None
-    wanted = [*(columns or table.columns), label]
-    numbers, ids = _read_csv(table, wanted, users, classes)
-    return Table(_as_float32(numbers[:, :-1]), numbers[:, -1], ids)
+    return _read_cells(table, columns or table.columns, label, users, classes)
 
 
 def _as_float32(values: Array) -> Array:
@@ -137,10 +162,17 @@ class Scaling:
             raise InvalidArgument("lower must be below upper in every column: check the declared range.")
         return Scaling(low, high)
 
+    def only(self, numbers: npt.NDArray[np.bool_]) -> Scaling:
+        """The same, but the slots of categories stay 0 and 1."""
+        return Scaling(*(np.where(numbers, v, k).astype(np.float32) for k, v in enumerate((self.lower, self.upper))))
+
     @staticmethod
     def of_public(features: Array) -> Scaling:
         """The range of each column of public rows; a constant column becomes 0."""
-        low, high = features.min(0), features.max(0)
+        known = np.isfinite(features)  # what is missing has no range
+        low = np.min(features, 0, where=known, initial=np.inf)
+        high = np.max(features, 0, where=known, initial=-np.inf)
+        low, high = np.where(known.any(0), low, 0), np.where(known.any(0), high, 1)
         return Scaling(low, np.where(high > low, high, low + 1))
 
     def __call__(self, features: Array) -> Array:
@@ -149,96 +181,78 @@ class Scaling:
         return scaled.astype(np.float32)
 
 
-# ------------------------------------------------------------------------------------------------ CSV
+# ------------------------------------------------------------------------------------------------ named columns
 
 
-def _rows(path: Path, role: Role) -> Iterator[list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield from (row for row in csv.reader(file) if row)
-    except (csv.Error, UnicodeDecodeError):  # both may quote the file
-        raise InvalidArgument(f"{role}={str(path)!r} is not a CSV file in UTF-8: export it again.") from None
-
-
-def _header(path: Path, role: Role) -> list[str]:
-    header = [name.strip() for name in next(_rows(path, role), [])]
-    if not header or all(_is_number(name) for name in header):
-        # Never taken for column names: they would be shown, and may be someone's values.
-        raise InvalidArgument(f"{role}={str(path)!r} has no header row: its first line must name the columns.")
-    if len(set(header)) < len(header):
-        raise InvalidArgument(f"{role}={str(path)!r} names a column twice in its header row: rename one of them.")
-    return header
-
-
-def _read_csv(
-    table: Layout, wanted: Sequence[str], users: str | None, classes: Sequence[str] | None
-) -> tuple[Array, Array | None]:
-    """The wanted columns, of which the last holds the labels."""
-    path, role = table.path, table.role
-    number_of = None if classes is None else {name: float(k) for k, name in enumerate(classes)}
-    header = _header(path, role)
-    positions = [header.index(name) for name in wanted]
-    ids = header.index(users) if users in header else None
-    rows = islice(_rows(path, role), 1, None)
-    parts: list[Array] = []
+def _read_cells(
+    table: Layout, wanted: Sequence[str], label: str, users: str | None, classes: Sequence[str] | None
+) -> Table:
+    path, role, code = table.path, table.role, table.encoding
+    header = cells.names(path, role, code.columns)
+    rows = cells.rows(path, role, code.columns)
+    features: list[Array] = []
+    labels: list[Array] = []
     people: list[str] = []
-    line = 2
+    line = 1 if code.columns else 2
     while chunk := list(islice(rows, _CHUNK)):
         ragged = next((i for i, row in enumerate(chunk) if len(row) != len(header)), None)
         if ragged is not None:
+            than = "there are columns" if code.columns else "its header"
             raise InvalidArgument(
-                f"{role}={str(path)!r} has a row with more or fewer cells than its header"
-                f"{_line(role, line + ragged)}: repair the file."
+                f"{role}={str(path)!r} has a row with more or fewer cells than {than}{_line(role, line + ragged)}: "
+                "repair the file."
             )
-        part = np.empty((len(chunk), len(wanted)))
-        for k, (name, position) in enumerate(zip(wanted, positions, strict=True)):
-            is_label = k + 1 == len(wanted)
-            if is_label and number_of is not None:
-                numbers = [number_of.get(row[position].strip(), np.nan) for row in chunk]
-                if bool(np.isnan(numbers).any()):
-                    bad = int(np.isnan(numbers).argmax())
-                    raise InvalidArgument(
-                        f"{role}={str(path)!r}: column {name!r} has a label that is not in classes"
-                        f"{_line(role, line + bad)}: declare all of them."
-                    )
-                part[:, k] = numbers
-                continue
-            try:
-                part[:, k] = np.fromiter((float(row[position]) for row in chunk), np.float64, len(chunk))
-            except ValueError:  # it quotes the cell
-                bad = next(i for i, row in enumerate(chunk) if not _is_number(row[position]))
-                remedy = "declare its labels, classes = [...]." if is_label else "encode or remove it."
-                raise InvalidArgument(
-                    f"{role}={str(path)!r}: column {name!r} has a cell that is not a number{_line(role, line + bad)}: "
-                    f"{remedy}"
-                ) from None
-        parts.append(part)
-        if ids is not None:
-            people += [row[ids] for row in chunk]
+        columns = dict(zip(header, zip(*chunk, strict=True), strict=True))
+        features.append(np.hstack([_numbers(table, name, columns[name], line) for name in wanted]))
+        labels.append(_labels(table, label, columns[label], classes, line))
+        if users in columns:
+            people += [str(cell) for cell in columns[users]]
         line += len(chunk)
-    if not parts:
-        raise InvalidArgument(f"{role}={str(path)!r} has no rows below its header.")
-    return np.concatenate(parts), None if ids is None else np.array(people)
+    if not features:
+        raise InvalidArgument(f"{role}={str(path)!r} has no rows{'' if code.columns else ' below its header'}.")
+    ids = np.array(people) if users in header else None
+    return Table(_as_float32(np.concatenate(features)), np.concatenate(labels), ids)
+
+
+def _numbers(table: Layout, name: str, found: Sequence[Any], line: int) -> Array:
+    try:
+        return table.encoding.encode(name, found)
+    except (TypeError, ValueError):  # it quotes the cell
+        missing = table.encoding.missing
+        bad = next(i for i, c in enumerate(found) if not cells.is_number(c) and word(c) not in missing)
+        raise InvalidArgument(
+            f"{table.role}={str(table.path)!r}: column {name!r} has a cell that is not a number"
+            f"{_line(table.role, line + bad)}: declare its categories, ignore it, or name such cells in missing."
+        ) from None
+
+
+def _labels(table: Layout, name: str, found: Sequence[Any], classes: Sequence[str] | None, line: int) -> Array:
+    if classes is None:
+        bad = next((i for i, cell in enumerate(found) if not cells.is_number(cell)), None)
+        said, remedy = "a cell that is not a number", "declare its labels, classes = [...]."
+    else:
+        number_of = {label: k for k, label in enumerate(classes)}
+        bad = next((i for i, cell in enumerate(found) if word(cell) not in number_of), None)
+        said, remedy = "a label that is not in classes", "declare all of them."
+    if bad is not None:
+        where = f"{table.role}={str(table.path)!r}: column {name!r}"
+        raise InvalidArgument(f"{where} has {said}{_line(table.role, line + bad)}: {remedy}")
+    return np.array([float(cell) if classes is None else number_of[word(cell)] for cell in found], dtype=np.float64)
 
 
 def _line(role: Role, line: int) -> str:
     return "" if role == "private" else f" (about line {line})"
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 # ------------------------------------------------------------------------------------------------ NPZ
 
 
 def _is_npz(path: Path, role: Role) -> bool:
-    if path.suffix not in (".csv", ".npz"):
-        raise InvalidArgument(f"{role}={str(path)!r} must be a .csv or .npz file.")
+    if path.suffix != ".npz" and not cells.has_cells(path):
+        raise InvalidArgument(
+            f"{role}={str(path)!r} must be a .csv, .parquet or .npz file, a folder of images by class, or a dataset "
+            "saved on disk."
+        )
     return path.suffix == ".npz"
 
 

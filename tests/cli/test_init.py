@@ -1,0 +1,151 @@
+"""`sfumato init`: from raw files to a trained model in a few commands, and never a look at a private row."""
+
+from __future__ import annotations
+
+import io
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sfumato.cli.init_text import delta_of
+from tests.cli.conftest import files
+
+Sfumato = Callable[..., Any]
+NAMES = "age,workclass,city-size,hours,income"
+SECRET = "4711-secret"
+
+
+def write_people(path: Path, rows: int, seed: int, *, header: bool = False) -> None:
+    """Like the raw UCI form of Adult: no header, a space after each comma, question marks, words, and a label."""
+    rng = np.random.default_rng(seed)
+    lines = [", ".join(NAMES.split(","))] if header else []
+    for _ in range(rows):
+        age, hours = int(rng.integers(17, 91)), int(rng.integers(1, 100))
+        work = ["Private", "State-gov", "?"][int(rng.choice(3, p=[0.6, 0.3, 0.1]))]
+        rich = age + hours + (40 if work == "State-gov" else 0) > 110
+        lines.append(f"{age}, {work}, {int(rng.integers(1, 5))}, {hours}, {'>50K' if rich else '<=50K'}")
+    path.write_text("\n".join(lines) + "\n\n")  # the raw file ends with an empty line
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    for k, name in enumerate(("private.data", "public.csv", "held_out.test")):
+        write_people(tmp_path / name, (1500, 200, 300)[k], k)
+    return tmp_path
+
+
+class Terminal(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def init(sfumato: Sfumato, folder: Path, *options: str, private: str = "private.data") -> dict[str, Any]:
+    places = [folder / name for name in (private, "public.csv", "held_out.test")]
+    result = sfumato("init", *places, "-o", folder / "config.toml", "--json", *options)
+    assert result.status == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def test_from_raw_files_to_a_model(sfumato: Sfumato, people: Path) -> None:
+    told = init(sfumato, people, "--columns", NAMES, "--size", "1500", "--epsilon", "4")
+    assert told["of_private"] == "nothing was read"
+    config = tomllib.loads((people / "config.toml").read_text())
+    data = config["data"]
+    assert data["columns"] == NAMES.split(",")
+    assert data["classes"] == ["<=50K", ">50K"]
+    assert data["missing"] == ["?"]
+    assert data["categories"] == {"workclass": ["Private", "State-gov"]}
+    ages = [float(line.split(",")[0]) for line in (people / "public.csv").read_text().split("\n") if line]
+    assert data["ranges"]["age"] == [min(ages), max(ages)]
+    assert (data["size"], config["privacy"]["delta"], config["model"]["outputs"]) == (1500, 1e-4, 2)
+
+    result = sfumato("train", people / "config.toml", "--json")
+    assert result.status == 0, result.err
+    trained = json.loads(result.out)
+    assert trained["epsilon"] <= 4
+    assert trained["metrics"]["test_accuracy"] > 0.8  # always guessing the larger class has about 0.6
+
+
+def test_no_private_row_is_read(sfumato: Sfumato, people: Path) -> None:
+    (people / "private.data").write_bytes(b"\xff\xfe not even text")
+    init(sfumato, people, "--columns", NAMES, "--size", "1500")
+    text = (people / "config.toml").read_text()
+    (people / "config.toml").unlink()
+    write_people(people / "private.data", 9, 5)
+    init(sfumato, people, "--columns", NAMES, "--size", "1500")
+    assert (people / "config.toml").read_text() == text
+
+
+def test_with_a_header_row_that_row_alone_is_read(sfumato: Sfumato, people: Path) -> None:
+    for k, name in enumerate(("public.csv", "held_out.test")):
+        write_people(people / name, 200, k, header=True)
+    (people / "private.csv").write_bytes(NAMES.encode() + b"\n" + b"5" * 300_000 + b"\n\xff no text\n")
+    told = init(sfumato, people, "--size", "1500", "--label", "income", private="private.csv")
+    assert told["of_private"] == "the header row alone was read"
+    assert "columns" not in tomllib.loads((people / "config.toml").read_text())["data"]
+    (people / "config.toml").unlink()
+    (people / "private.csv").write_text(f"{SECRET},a,b,c,d\n")
+    refused = sfumato("init", people / "private.csv", people / "public.csv", "-o", people / "config.toml", "--size", 10)
+    assert refused.status == 2
+    assert "no column 'age'" in refused.err
+    assert SECRET not in refused.err
+
+
+def test_without_names_columns_are_numbered_and_the_last_is_predicted(sfumato: Sfumato, people: Path) -> None:
+    told = init(sfumato, people, "--size", "1500", "--ignore", "c3")
+    assert told["label"] == "c5"
+    assert told["ignored"] == ["c3"]
+    assert sfumato("train", people / "config.toml", "--dry-run").status == 0
+
+
+def test_numbers_are_predicted_by_regression(sfumato: Sfumato, tmp_path: Path) -> None:
+    for name in ("private.data", "public.csv", "held_out.test"):
+        rows = (f"{k / 50},{np.sin(k):.4f}" for k in range(50))
+        (tmp_path / name).write_text("x,y\n" + "\n".join(rows) + "\n")
+    assert init(sfumato, tmp_path, "--size", "50")["outputs"] == 1
+    assert sfumato("train", tmp_path / "config.toml", "--dry-run").status == 0
+
+
+def test_arrays_of_images(sfumato: Sfumato, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = {f"x_{p}": rng.integers(0, 256, (20, 1, 16, 16), dtype=np.uint8) for p in ("train", "public", "test")}
+    labels = {name.replace("x", "y"): np.arange(20) % 4 for name in parts}
+    np.savez(tmp_path / "all.npz", **parts, **labels)
+    result = sfumato("init", *[tmp_path / "all.npz"] * 3, "-o", tmp_path / "config.toml", "--size", 20, "--json")
+    assert result.status == 0, result.err
+    found = tomllib.loads((tmp_path / "config.toml").read_text())
+    assert found["model"] == {"kind": "cnn", "outputs": 4, "shape": [1, 16, 16]}
+    assert found["data"]["range"] == [0, 255]
+    assert sfumato("train", tmp_path / "config.toml", "--dry-run").status == 0
+
+
+def test_questions_on_a_terminal(sfumato: Sfumato, people: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Terminal("income\nmany\n1500\n0.5\n")  # asked again for what is no number
+    monkeypatch.setattr("sys.stdin", answers)
+    places = [people / name for name in ("private.data", "public.csv")]
+    result = sfumato("init", *places, "-o", people / "config.toml", "--columns", NAMES)
+    assert result.status == 0, result.err
+    found = tomllib.loads((people / "config.toml").read_text())
+    assert (found["data"]["label"], found["data"]["size"], found["privacy"]["epsilon"]) == ("income", 1500, 0.5)
+    assert not answers.read()
+
+
+def test_the_size_is_declared_by_a_person(sfumato: Sfumato, people: Path) -> None:
+    before = files(people)
+    refused = sfumato("init", people / "private.data", people / "public.csv", "-o", people / "config.toml", "--yes")
+    assert refused.status == 2
+    assert "--size is missing" in refused.err
+    assert files(people) == before
+
+
+@pytest.mark.parametrize("size", [2, 9, 10, 99, 100, 31_561, 10**6])
+def test_delta_lies_below_one_over_the_size(size: int) -> None:
+    assert 1 / (100 * size) < delta_of(size) < 1 / size

@@ -1,0 +1,107 @@
+"""docs/start.md: its commands are run as they stand, on Adult where it is there, and on made-up rows of that form."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+Sfumato = Callable[..., Any]
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "start.md").read_text()
+WORDS = {
+    1: ["Private", "State-gov", "?"],
+    3: ["Bachelors", "HS-grad"],
+    5: ["Divorced", "Never-married"],
+    6: ["Sales", "Tech-support", "?"],
+    7: ["Husband", "Wife"],
+    8: ["Black", "White"],
+    9: ["Female", "Male"],
+    13: ["Cuba", "United-States"],
+}
+
+
+def commands(name: str) -> list[str]:
+    block = re.search(rf"<!-- {name} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    return block[1].splitlines()
+
+
+def made_up(rows: int, seed: int, stop: str = "") -> str:
+    """Fifteen columns as Adult has them; the label follows from the first and the fifth."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        cells = [str(rng.choice(WORDS[k])) if k in WORDS else str(rng.integers(0, 100)) for k in range(14)]
+        label = ">50K" if int(cells[0]) + int(cells[4]) > 110 else "<=50K"
+        lines.append(", ".join([*cells, f"{label}{stop}"]))
+    return "\n".join(lines) + "\n\n"
+
+
+@pytest.fixture(params=["Adult", "made up"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "Adult":
+        found = Path(os.environ.get("SFUMATO_DATA", "nowhere"))
+        if not (found / "tabular" / "adult.data.xz").exists():
+            pytest.skip("SFUMATO_DATA names no folder with tabular/adult.data.xz")
+        return found
+    folder = tmp_path / "data" / "tabular"
+    folder.mkdir(parents=True)
+    (folder / "adult.data.xz").write_bytes(lzma.compress(made_up(2000, 0).encode()))
+    test = f"|1x3 Cross validator\n{made_up(300, 1, '.')}"
+    (folder / "adult.test.xz").write_bytes(lzma.compress(test.encode()))
+    return folder.parent
+
+
+def test_a_table_of_ones_own(sfumato: Sfumato, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    told = commands("table")
+    assert len(told) < 10
+    for line in told:
+        if line.startswith("sfumato "):
+            result = sfumato(*shlex.split(line)[1:])
+            assert result.status == 0, result.err
+            said = result.out
+        else:
+            environment = {
+                **os.environ,
+                "SFUMATO_DATA": str(data),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            }
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", line], env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            said = done.stdout
+    assert "50K" in said  # what was predicted
+    run = json.loads(Path("runs/adult/run.json").read_text())
+    assert run["statement"]["epsilon"] <= 1
+    labels = [line.rpartition(", ")[2] for line in Path("held_out.csv").read_text().split("\n") if line]
+    largest = max(labels.count(label) for label in set(labels)) / len(labels)
+    assert run["metrics"]["test_accuracy"] > largest + 0.05
+    assert "epsilon" in Path("report.html").read_text()
+
+
+def test_the_demo_and_its_report(sfumato: Sfumato, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `git clone` and the environment that make sets up; with fewer steps."""
+    clone, make, report = commands("demo")
+    assert clone.startswith("git clone")
+    assert make == "make demo"
+    assert re.search(r"^demo:.*\n\t\$\(BIN\)/sfumato demo$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert sfumato("demo", "--steps", 2, "--json").status == 0
+    result = sfumato(*shlex.split(report)[1:])
+    assert result.status == 0, result.err
+    assert Path("report.html").stat().st_size > 10_000
