@@ -8,6 +8,12 @@ By default the text is Python's own reference manual, of which a tenth of the to
 learns those, then the others at epsilon 4. It ends with the perplexity of topics that it never saw, before and after.
 """
 
+# %% [markdown]
+# # Your own training loop around a model of `transformers`
+#
+# Nothing of the model, the optimiser or the schedule is wrapped or replaced.
+
+# %%
 from __future__ import annotations
 
 import argparse
@@ -33,6 +39,14 @@ EPSILON, DELTA = 4.0, 1e-5
 PUBLIC, TEST = 0.1, 0.1  # of the texts
 
 
+# %% [markdown]
+# ## The model, as it comes
+#
+# A tiny one over bytes, made here, or any causal model from a folder; with adapters of `peft` their weights alone are
+# trained, and frozen ones need no noise.
+
+
+# %%
 def tiny_model() -> nn.Module:
     sizes = {"n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(vocab_size=256, **sizes)).eval()
@@ -50,6 +64,14 @@ def with_adapters(model: nn.Module) -> nn.Module:
     return get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=layers, fan_in_fan_out=True)).eval()
 
 
+# %% [markdown]
+# ## What is protected
+#
+# One row is one privacy unit: a sequence of so many tokens, not the text it is cut from, nor its author. What must be
+# chosen before private rows are touched, such as the clip norm, is chosen by public ones.
+
+
+# %%
 def rows_of(texts: list[str], encode: Any, length: int) -> Tensor:
     """Sequences of one length, one after the other; a sequence is what is protected."""
     tokens = torch.tensor([token for text in texts for token in encode(text)])
@@ -62,6 +84,15 @@ def usual_norm(objective: Objective, public_rows: Tensor) -> float:
     return float(torch.stack([gradient.norm() for gradient in each]).median())
 
 
+# %% [markdown]
+# ## Public rows first, then the loop
+#
+# `private.plan` reserves all steps at once, at the noise that the budget allows. In the loop, `private.ask`, which
+# `dope_sgd` is given, is all that sees private rows: it draws them by itself, so that what is charged is what is drawn.
+# Its answer is an ordinary gradient; what follows is ordinary PyTorch.
+
+
+# %%
 def main(options: argparse.Namespace) -> tuple[float, float]:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,6 +146,11 @@ def main(options: argparse.Namespace) -> tuple[float, float]:
     return before, after
 
 
+# %% [markdown]
+# ## Run it
+
+
+# %%
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", help="of a model and its tokenizer, as save_pretrained writes them")
@@ -129,6 +165,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    before, after = main(parsed())
+    before, after = main(parsed([] if "ipykernel" in sys.modules else None))  # a notebook has arguments of its own
     if not after < before:
         sys.exit("Private text is expected to teach the model something.")
