@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and alone, pinned: asked for by another package it would bring several gigabytes of CUDA.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types site check faults bench slow gpu bench-gpu federated services services-stop postgres wheel clean
+.PHONY: demo test lint types site check faults bench slow gpu bench-gpu federated mutants services services-stop postgres wheel clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -73,6 +73,9 @@ build/flower/.ready: pyproject.toml
 	build/flower/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	build/flower/bin/python -m pip install --quiet --disable-pip-version-check -e . "flwr[simulation]>=1.41,<1.43" pytest pytest-xdist
 	@touch $@
+
+mutants: $(VENV)/.test  ## every known way to leak, and the audit that finds it: the table, and build/mutants.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow

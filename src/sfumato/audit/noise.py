@@ -32,6 +32,7 @@ from sfumato.questions import GradientMean
 Noises = Sequence[Mapping[str, Tensor]]
 """Answers about nobody, by tensor, in units of what one person may contribute."""
 
+_CLIP = 2.0  # of the questions: not 1, so that noise which is not in proportion to it shows
 _FEW = 16  # entries, below which a tensor is looked at together with others
 _LAW = 5000  # entries whose law is looked at: exact quantiles for more take long
 
@@ -104,8 +105,8 @@ def _resumed(objective: Objective, rows: Batch, noise: float, times: int, folder
 
 
 def _answers(ask: Ask, objective: Objective, steps: int, batch: float) -> list[dict[str, Tensor]]:
-    question = GradientMean(objective.parameters(), Clip(1.0))
-    return [{n: t.double().cpu() * batch for n, t in ask(question).items()} for _ in range(steps)]
+    question = GradientMean(objective.parameters(), Clip(_CLIP))
+    return [{n: t.double().cpu() * (batch / _CLIP) for n, t in ask(question).items()} for _ in range(steps)]
 
 
 def _entries(answer: Mapping[str, Tensor]) -> dict[str, Scores]:

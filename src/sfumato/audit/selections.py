@@ -83,7 +83,7 @@ def votes_audit(voters: Threshold | TopK, *, name: str, trials: int = 3000) -> V
     return counts_audit(counts, towards=moved, epsilon=1 / _SCALE, name=name, trials=trials)
 
 
-def gram_sensitivity(*, name: str, width: int = 4) -> list[Verdict]:
+def gram_sensitivity(*, name: str, width: int = 4, question: type[Gram] = Gram) -> list[Verdict]:
     """How far one row moves the Gram matrix of clipped rows, in Frobenius norm."""
     unit = torch.eye(width, dtype=torch.float64)
     crowd = torch.cat([unit, -3 * unit, torch.ones(1, width, dtype=torch.float64)])
@@ -96,7 +96,7 @@ def gram_sensitivity(*, name: str, width: int = 4) -> list[Verdict]:
     exchanged = [
         Neighbours(name=f"{a.name} for {b.name}", one=a.other, other=b.other) for a in added[6:] for b in added[6:]
     ]
-    ask = partial(question_sensitivity, lambda _: Gram(lambda part: part, 1.0, width), name=name)
+    ask = partial(question_sensitivity, lambda _: question(lambda part: part, 1.0, width), name=name)
     return [ask(added), ask(exchanged, adjacency=Adjacency.REPLACE_ONE)]
 
 

@@ -105,10 +105,11 @@ def method_sensitivity(
     True
     """
     tried = adversaries() if among is None else list(among)
+    objectives = {width: rows_objective(width) for width in {world.public.shape[1] for world in tried}}
 
     def answer(asked: tuple[World, Tensor]) -> Any:
         world, rows = asked
-        objective = rows_objective(world.public.shape[1])
+        objective = objectives[world.public.shape[1]]  # the same for all: each new one would be probed
         with own_generators(_SEED):  # of doors that are not ours
             ask = door(objective, rows, _NOISE, 1, seed=_SEED)
             public = Public(world.public, objective=objective, seed=_SEED)

@@ -53,10 +53,14 @@ from sfumato.selection import PrivatePCA, Threshold, TopK
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A method by its name, and what is found about it; `full` trains for minutes, or is None."""
+    """A method by its name, and what is found about it; `full` trains for minutes, or is None.
+
+    `quick` has those of its audits that take about a second: most of them leave nothing to chance.
+    """
 
     name: str
     audits: Callable[[], list[Verdict]]
+    quick: Callable[[], list[Verdict]] = list
     full: Callable[[], list[Verdict]] | None = None
 
 
@@ -69,10 +73,13 @@ def _method(name: str, method: Method | StatefulMethod) -> list[Verdict]:
     The first is exact, and tries all worlds; the canary, which is about chance, takes the two where most has leaked.
     """
     return [
-        method_sensitivity(method, name=name),
-        *_three_steps(name, method),
+        *_exact(name, method),
         *white_box(method, name=name, trials=300, among=[worlds()[1], worlds()[-1]]),
     ]
+
+
+def _exact(name: str, method: Method | StatefulMethod) -> list[Verdict]:
+    return [method_sensitivity(method, name=name), *_three_steps(name, method)]
 
 
 def _three_steps(name: str, method: Method | StatefulMethod) -> list[Verdict]:
@@ -178,24 +185,38 @@ def _pca() -> list[Verdict]:
 
 
 def _near_private(voters: Threshold | TopK, name: str) -> list[Verdict]:
-    return [
-        *votes_sensitivity(voters, name=name),
-        *near_private_conversation(voters, name=name),
-        votes_audit(voters, name=name),
-    ]
+    return [*_votes(voters, name), votes_audit(voters, name=name)]
+
+
+def _votes(voters: Threshold | TopK, name: str) -> list[Verdict]:
+    return [*votes_sensitivity(voters, name=name), *near_private_conversation(voters, name=name)]
 
 
 def subjects() -> Sequence[Subject]:
     """Everything that `sfumato audit --methods all` audits."""
+    voters: tuple[tuple[str, Threshold | TopK], ...] = (
+        ("near-private", Threshold()),
+        ("near-private, top-k", TopK(k=3)),
+    )
     return (
-        Subject(name="the door", audits=_door),
+        Subject(name="the door", audits=_door, quick=_door),
         *(
-            Subject(name=name, audits=partial(_trained, name, method), full=partial(_on_mnist, name, method))
+            Subject(
+                name=name,
+                audits=partial(_trained, name, method),
+                quick=partial(_exact, name, method),
+                full=partial(_on_mnist, name, method),
+            )
             for name, method in _TRAINED
         ),
-        *(Subject(name=name, audits=partial(_method, name, method)) for name, method in _METHODS),
+        *(
+            Subject(name=name, audits=partial(_method, name, method), quick=partial(_exact, name, method))
+            for name, method in _METHODS
+        ),
         *(Subject(name=name, audits=partial(_estimator, name, made, law)) for name, made, law in _ESTIMATORS),
-        Subject(name="dp-pca", audits=_pca),
-        Subject(name="near-private", audits=partial(_near_private, Threshold(), "near-private")),
-        Subject(name="near-private, top-k", audits=partial(_near_private, TopK(k=3), "near-private, top-k")),
+        Subject(name="dp-pca", audits=_pca, quick=partial(gram_sensitivity, name="dp-pca")),
+        *(
+            Subject(name=name, audits=partial(_near_private, who, name), quick=partial(_votes, who, name))
+            for name, who in voters
+        ),
     )
