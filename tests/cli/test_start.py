@@ -49,23 +49,23 @@ def made_up(rows: int, seed: int, stop: str = "") -> str:
 
 
 @pytest.fixture(params=["Adult", "made up"])
-def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "Adult":
-        found = Path(os.environ.get("SFUMATO_DATA", "nowhere"))
-        if not (found / "tabular" / "adult.data.xz").exists():
-            pytest.skip("SFUMATO_DATA names no folder with tabular/adult.data.xz")
-        return found
-    folder = tmp_path / "data" / "tabular"
-    folder.mkdir(parents=True)
-    (folder / "adult.data.xz").write_bytes(lzma.compress(made_up(2000, 0).encode()))
-    test = f"|1x3 Cross validator\n{made_up(300, 1, '.')}"
-    (folder / "adult.test.xz").write_bytes(lzma.compress(test.encode()))
-    return folder.parent
-
-
-def test_a_table_of_ones_own(sfumato: Sfumato, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """With UCI's two files, or two like them."""
     folder = tmp_path / "mine"
     folder.mkdir()
+    if request.param == "Adult":
+        found = Path(os.environ.get("SFUMATO_DATA", "nowhere"), "tabular")
+        if not (found / "adult.data.xz").exists():
+            pytest.skip("SFUMATO_DATA names no folder with tabular/adult.data.xz")
+        for name in ("adult.data", "adult.test"):
+            (folder / name).write_bytes(lzma.decompress((found / f"{name}.xz").read_bytes()))
+    else:
+        (folder / "adult.data").write_text(made_up(2000, 0))
+        (folder / "adult.test").write_text(f"|1x3 Cross validator\n{made_up(300, 1, '.')}")
+    return folder
+
+
+def test_a_table_of_ones_own(sfumato: Sfumato, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     told = commands("table")
     assert len(told) < 10
@@ -75,11 +75,8 @@ def test_a_table_of_ones_own(sfumato: Sfumato, data: Path, tmp_path: Path, monke
             assert result.status == 0, result.err
             said = result.out
         else:
-            environment = {
-                **os.environ,
-                "SFUMATO_DATA": str(data),
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            }
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            environment = {**os.environ, "PATH": path}
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", line], env=environment, capture_output=True, text=True, check=False
             )

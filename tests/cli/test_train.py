@@ -77,6 +77,13 @@ def test_what_the_dry_run_says_is_what_is_done(sfumato: Sfumato, config: Path) -
     locks = {name for name in written if Path(name).name.startswith(".")}
     assert written - locks == {*plan["would_write"], plan["ledger"]}
 
+    # The ledger has room for the first one, which then goes on; another one is not told that it could begin.
+    assert plan["fits_the_ledger"] is True
+    assert trained(sfumato, config, "--dry-run")["fits_the_ledger"] is None
+    another = config.with_name("another.toml")
+    another.write_text(config.read_text().replace("runs/a", "runs/b"))
+    assert trained(sfumato, another, "--dry-run")["fits_the_ledger"] is False
+
 
 def test_a_dry_run_says_how_long_and_how_large(sfumato: Sfumato, config: Path) -> None:
     plan = trained(sfumato, config, "--dry-run")
@@ -125,7 +132,10 @@ def test_an_interrupted_training_goes_on(sfumato: Sfumato, config: Path, monkeyp
     monkeypatch.setattr(method, "dp_sgd", interrupted)
     result = sfumato("train", config)
     assert result.status == 130
-    assert result.err == "sfumato: Interrupted; what was answered until now stays charged.\n"
+    assert (
+        result.err
+        == "sfumato: Interrupted; what was answered until now stays charged, and the same command goes on from there.\n"
+    )
     assert (config.parent / "runs/a/checkpoint.pt").exists()
     monkeypatch.undo()
 

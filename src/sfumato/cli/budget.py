@@ -125,13 +125,19 @@ def _shown_quote(quote: Quote) -> dict[str, Any]:
 
 
 def _show(view: AccountView, *, closely: bool) -> None:
-    spent, left = f"about {view.spent:.4g}", f"about {view.left:.4g}"
+    # Shares, not epsilons: what several reservations take up of a budget does not add up to what each costs alone.
+    def share(epsilon: float) -> str:
+        return f"{100 * epsilon / view.budget.epsilon:.3g} %"
+
+    left = f"about {share(view.left)}"
     if view.sealed:
-        left = "0 (the first plan fits as one composition only)"
+        left = "nothing: the first reservation took it all, and a budget cannot be raised afterwards"
+    promise = view.spent if len(view.plans) < 2 else view.budget.epsilon
     facts = {
         "budget": f"epsilon {view.budget.epsilon:g}, delta {view.budget.delta:g}",
+        "promise so far": f"epsilon {promise:.4g}{', the whole budget' if len(view.plans) > 1 else ''}",
         "unit": f"{view.unit}, {view.adjacency}",
-        "spent or reserved": spent,
+        "spent or reserved": f"about {share(view.spent)} of the budget",
         "left": left,
         "open plans": sum(plan.open for plan in view.plans),
         "warnings": list(view.warnings) or None,
@@ -139,13 +145,13 @@ def _show(view: AccountView, *, closely: bool) -> None:
     tell(facts, view.dataset, as_json=False)
     _table(
         "Who",
-        ("user", "reservations", "answers", "epsilon, about", "last change, UTC"),
+        ("user", "reservations", "answers", "of the budget", "last change, UTC"),
         [
             (
                 s.user if s.database_user in (None, s.user) else f"{s.user} as {s.database_user}",
                 s.plans,
                 s.answers,
-                s.epsilon,
+                share(s.epsilon),
                 _minute(s.last),
             )
             for s in view.shares
@@ -155,14 +161,14 @@ def _show(view: AccountView, *, closely: bool) -> None:
         earlier = len(view.plans) - SHOWN
         _table(
             f"Reservations, the last {SHOWN} of {len(view.plans)}" if earlier > 0 else "Reservations",
-            ("plan", "made, UTC", "by", "answers", "epsilon, about", "state", "note"),
+            ("plan", "made, UTC", "by", "answers", "of the budget", "state", "note"),
             [
                 (
                     plan.plan,
                     _minute(plan.created),
                     _person(plan.made_by),
                     ", ".join(f"{q} {counted}/{times}" for q, (counted, times) in plan.questions.items()),
-                    plan.epsilon,
+                    share(plan.epsilon),
                     _state_of(plan),
                     plan.note,
                 )
@@ -171,9 +177,16 @@ def _show(view: AccountView, *, closely: bool) -> None:
         )
     _table(
         "Waiting, first come first served",
-        ("place", "since, UTC", "by", "asks", "epsilon, about", "note"),
+        ("place", "since, UTC", "by", "asks", "of the budget", "note"),
         [
-            (w.place, _minute(w.created), _person(w.made_by), in_one_line(w.questions), w.asks, w.note)
+            (
+                w.place,
+                _minute(w.created),
+                _person(w.made_by),
+                in_one_line(w.questions),
+                "" if w.asks is None else share(w.asks),
+                w.note,
+            )
             for w in view.waiting
         ],
     )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CHARGED = "Interrupted; what was answered until now stays charged."
+RESUMABLE = "Interrupted; what was answered until now stays charged, and the same command goes on from there."
 
 
 def kept(folder: Path, *, again: bool) -> str:

@@ -21,7 +21,7 @@ from sfumato.card import card
 from sfumato.cli.account import make_sampler
 from sfumato.cli.augmentation import augmentation, check_augmentation
 from sfumato.cli.config import Config
-from sfumato.cli.interruption import CHARGED, interruptible
+from sfumato.cli.interruption import RESUMABLE, interruptible
 from sfumato.cli.method import AUTO, Layer, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
 from sfumato.cli.record import check_unchanged, read_record, recorded
@@ -194,7 +194,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         records_per_user=data.records_per_user,
         adjacency=privacy.adjacency,
     )
-    with recorded(config, as_clip(clip).norm), interruptible(CHARGED):
+    with recorded(config, as_clip(clip).norm), interruptible(RESUMABLE):
         run = train(
             objective.module,
             private=private,

@@ -38,8 +38,9 @@ def train(
     if dry_run:
         facts, title = _plan(job), f"Plan of {config} (no private value was read, nothing was written)"
     else:
+        begun = checked.checkpoint.exists()
         run = execute(job, resume=resume, progress=not as_json and sys.stdout.isatty())
-        title = f"Trained as {config} says"
+        title = f"Trained as {config} says{', from the checkpoint on' if begun else ''}"
         facts = {
             "out": str(checked.out),
             "epsilon": run.statement["epsilon"],
@@ -102,9 +103,30 @@ def _plan(job: Job) -> dict[str, Any]:
         **estimates(job),
         "features": list(job.layouts["private"].columns) or None,
         "continues": config.checkpoint.exists(),
+        "fits_the_ledger": _fits(job),
         "ledger": without_password(config.ledger),
         "would_write": [str(path) for path in job.would_write()],
     }
+
+
+def _fits(job: Job) -> bool | None:
+    """Whether the ledger would let it begin now, by looking alone; None where it goes on with what was paid for."""
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.privacy.mechanisms import Gaussian, Mechanism
+    from sfumato.questions import GradientMean
+
+    config = job.config
+    if config.checkpoint.exists():
+        return None
+    place = str(config.ledger)
+    if "://" not in place and not Path(place).exists():
+        return True  # a new ledger, with a budget that the config was checked against
+    with Ledger(place, make=False) as ledger:
+        if config.data.name not in ledger.account_names():
+            return True
+        times = job.answers + config.training.reserve
+        line = Mechanism(question=GradientMean.kind(), noise=Gaussian(job.noise), sampler=job.sampler, times=times)
+        return ledger.account(config.data.name).quote([line]).fits
 
 
 def _setting(config: Config) -> str:

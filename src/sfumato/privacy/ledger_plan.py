@@ -217,7 +217,8 @@ class Plan:
             else:
                 account = self._account
                 delta, adjacency = account.budget.delta, account.adjacency
-                cost = accounting.epsilon(prefix, delta=delta, adjacency=adjacency, tolerance=0.02)
+                tolerance = accounting.TOLERANCE if rest >= 0 else 0.02  # the whole plan's is what a Run shows
+                cost = accounting.epsilon(prefix, delta=delta, adjacency=adjacency, tolerance=tolerance)
                 # Coarse grids overstate; but no part costs more than the whole.
                 self._grid[answers] = min(cost.epsilon, math.inf if self._epsilon is None else self._epsilon)
         return self._grid[answers]
