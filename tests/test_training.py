@@ -474,6 +474,23 @@ def test_progress_shows_no_private_facts(bench: Bench, monkeypatch: pytest.Monke
     assert last.count("·") == 5
 
 
+@pytest.mark.parametrize(("width", "kept"), [(80, ("test accuracy",)), (60, ("ε",)), (44, ())])
+def test_a_narrow_progress_bar_keeps_steps_and_time_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, width: int, kept: tuple[str, ...]
+) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=width)
+    monkeypatch.setattr(
+        sfumato.training, "Progress", lambda *columns, **kw: rich.progress.Progress(*columns, console=console, **kw)
+    )
+    bench.train(progress=True, test=Public(separable(30, seed=4)), name="demo")
+    last = _without_codes(shown.getvalue()).strip().splitlines()[-1]
+    assert f"{STEPS}/{STEPS} 0:00:00" in last
+    assert "…" not in last
+    assert "loss" not in last
+    assert all(word in last for word in kept)
+
+
 def _without_codes(text: str) -> str:
     out, inside = [], False
     for character in text.replace("\r", "\n"):

@@ -291,7 +291,7 @@ def test_the_bar_shows_loss_and_speed(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     assert "3/3" in shown
     assert f"loss {losses[-1]:.3f}" in " ".join(shown.split())
-    assert "images/s" in shown.replace("\n", "")
+    assert "rows/s" in shown.replace("\n", "")
 
 
 # ------------------------------------------------------------------------------------------------ sharpness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from sfumato.cli.job import PREPROCESSING
 from sfumato.cli.model import make_module
 from sfumato.cli.sections import ModelSection
 from sfumato.data import cells
+from sfumato.data.encoding import word
 from sfumato.data.image_files import image_files, read_images
 from sfumato.data.preprocessing import Preprocessing
 from sfumato.data.tables import layout, read_table
@@ -37,6 +39,12 @@ class Trained:
     run: Run
     preprocessing: Preprocessing
     classifies: bool
+    kind: str  # of the model, as its config says
+
+    def __repr__(self) -> str:
+        """In one line: the weights are in `module`."""
+        epsilon = math.ceil(self.run.statement["epsilon"] * 1e4) / 1e4  # never less than was spent
+        return f"Trained(name={self.run.config['name']!r}, kind={self.kind!r}, epsilon={epsilon:g})"
 
     def rows(self, data: str | os.PathLike[str] | npt.ArrayLike) -> Tensor:
         """What the module is to be called with: of a file like those it was trained on, or of an array of features.
@@ -86,7 +94,8 @@ def load(folder: str | os.PathLike[str], *, ema: bool = False) -> Trained:
     module = make_module(home, read(ModelSection, _given(config["model"]), "[model]"), preprocessing.shape)
     module.load_state_dict({**run.weights, **(run.ema or {})} if ema else dict(run.weights))
     classifies = config["training"]["loss"] == "cross-entropy"
-    return Trained(module=module.eval(), run=run, preprocessing=preprocessing, classifies=classifies)
+    kind = config["model"]["kind"]
+    return Trained(module=module.eval(), run=run, preprocessing=preprocessing, classifies=classifies, kind=kind)
 
 
 def _given(section: dict[str, Any]) -> dict[str, Any]:
@@ -104,10 +113,21 @@ def _read(path: Path, made: Preprocessing) -> npt.NDArray[Any]:
         return read_images(files, f"data={str(path)!r}", channels=made.shape[0] if len(made.shape) == 3 else None)
     if not made.columns:
         return read_table(layout(path, "test", label=None), label=None).features
+    if not cells.has_cells(path):
+        raise InvalidArgument(
+            f"data={str(path)!r} must be a .csv or .parquet file or a dataset saved on disk: the model was trained on "
+            "named columns."
+        )
     code, declared = made.encoding, list(made.encoding.columns)
     rows = list(cells.rows(path, "data", declared))
     if not rows:
         raise InvalidArgument(f"data={str(path)!r} has no rows.")
+    if declared and path.suffix in cells.CSV and {word(cell) for cell in rows[0]} <= set(declared):
+        # Not skipped: its columns may be in another order than those that were declared.
+        raise InvalidArgument(
+            f"data={str(path)!r} begins with a row of column names, and the model was trained on files without one: "
+            "remove that line, and keep the columns in the declared order."
+        )
     if declared and len(rows[0]) == len(declared) - 1:
         declared = [name for name in declared if name != made.label]
     header = cells.names(path, "data", declared)

@@ -42,6 +42,7 @@ from sfumato.run import Run
 from sfumato.standing import Patience, Standing
 
 Metric = Callable[[nn.Module, Any], Tensor]
+_BAR = 16  # letters: on 80 columns there is room for the steps, the time left and what counts most
 _GRADIENTS = GradientMean.kind()  # what the training asks; its plan may hold other questions for later
 
 
@@ -205,7 +206,7 @@ def train(
         progress = progress and group.leads
         bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=_BAR),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[facts]}"),
@@ -230,7 +231,7 @@ def train(
                             evaluate(plan)
                         if progress:
                             rate = (now.step - begun) / (time.perf_counter() - start)
-                            facts = _facts(now.history, _spent(plan), rate)
+                            facts = _facts(now.history, _spent(plan), rate, bar.console.width - _width(name, target))
                             bar.update(task, completed=now.step, facts=facts)
                         first = now.step == begun + 1  # else a kill in the first seconds would lose everything
                         if first or time.perf_counter() - last_saved >= checkpoint_every:
@@ -398,7 +399,17 @@ def _measure(
     return result
 
 
-def _facts(history: list[dict[str, float]], epsilon: float, rate: float) -> str:
-    last = history[-1] if history else {}
-    shown = [f"{k.replace('_', ' ')} {v:.3f}" for k, v in last.items() if k not in ("step", "epsilon")]
-    return " · ".join([f"ε {epsilon:.2f}", f"{rate:.1f} steps/s", *shown])
+def _width(name: str, target: int) -> int:
+    """Of a progress bar without its facts: name, bar, "3/10", time left and the gaps between them."""
+    return len(name) + _BAR + 2 * len(str(target)) + 1 + len("00:00:00") + 4
+
+
+def _facts(history: list[dict[str, float]], epsilon: float, rate: float, room: int) -> str:
+    """As many as there is room for, else the steps and the time left would vanish: losses are the first to go."""
+    last = {k: v for k, v in (history[-1] if history else {}).items() if k not in ("step", "epsilon")}
+    ordered = sorted(last, key=lambda k: ("loss" in k, not k.startswith("test")))
+    shown = [f"ε {epsilon:.2f}", *(f"{k.replace('_', ' ')} {last[k]:.3f}" for k in ordered)]
+    shown.insert(2, f"{rate:.1f} steps/s")
+    while shown and len(" · ".join(shown)) > room:
+        shown.pop()
+    return " · ".join(shown)

@@ -91,6 +91,7 @@ def test_broken_models_are_found(sfumato: Run, models: str, broken: str, said: s
     assert result.status == 1
     assert "BROKEN" in result.out
     assert said in result.out
+    assert "not the epsilon of your training" in result.out
 
 
 def test_a_config_is_examined_without_reading_a_private_value(sfumato: Run, config: Path) -> None:

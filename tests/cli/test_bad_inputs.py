@@ -30,6 +30,11 @@ CONFIGS = {
     "private is public": ('public = "public.csv"', 'public = "./private.csv"', "holds the private rows themselves"),
     "private is test": ('test = "test.csv"', 'test = "private.csv"', "holds the private rows themselves"),
     "wrong column": ('label = "kind"', 'label = "sort"', "has no column 'sort'"),
+    "wrong column of a file without a header row": (
+        'label = "kind"',
+        'label = "kid"\ncolumns = ["c", "a", "b", "kind"]',
+        "has no column 'kid' among its declared columns: did you mean 'kind'?",
+    ),
     "label not in classes": ("outputs = 3", "outputs = 2", "must be whole numbers from 0 to 1"),
     "names for fewer classes": ('label = "kind"', 'label = "kind"\nclasses = ["x", "y"]', "must be 3 different labels"),
     "categories that are no list": ("range = [-1, 3]", "[data.categories]\na = 3", "must be a list of words"),
@@ -100,7 +105,7 @@ COMMANDS = [
     ("audit {}/gone.toml", "does not exist"),
     ("audit nowhere:model", "nowhere"),
     ("audit --methods nothing", "nothing"),
-    ("tune {}/config.toml", "tune"),
+    ("tune {}/config.toml", "has no [tune] section: add one with the space to search, see docs/tuning.md."),
     ("nonsense", "nonsense"),
 ]
 

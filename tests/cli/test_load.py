@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,34 @@ def test_what_cannot_be_loaded(sfumato: Sfumato, config: Path) -> None:
     (out / "preprocessing.json").unlink()
     with pytest.raises(InvalidArgument, match=r"no preprocessing\.json"):
         library.load(out)
+
+
+def test_what_cannot_be_predicted_of(sfumato: Sfumato, config: Path) -> None:
+    folder = config.parent
+    for role in ("private", "public", "test"):
+        header, *lines = (folder / f"{role}.csv").read_text().splitlines()
+        order = [header.split(",").index(name) for name in ("a", "b", "c", "kind")]
+        cells = [[line.split(",")[k] for k in order] for line in lines]
+        (folder / f"{role}.csv").write_text("".join(",".join(row) + "\n" for row in cells))
+    edit(config, "size = 300", 'size = 300\ncolumns = ["a", "b", "c", "kind"]')
+    trained(sfumato, config)
+    model = library.load(folder / "runs" / "a")
+    for header, row in (("a,b,c,kind", "1,2,3,0"), ("b, a ,c", "1,2,3")):
+        (folder / "new.csv").write_text(f"{header}\n{row}\n")
+        with pytest.raises(InvalidArgument, match=r"begins with a row of column names.*remove that line"):
+            model.predict(folder / "new.csv")
+        (folder / "new.csv").write_text(f"{row}\n")
+        assert model.predict(folder / "new.csv").shape == (1,)
+    with pytest.raises(InvalidArgument, match=r"README\.md' must be a \.csv or \.parquet file"):
+        model.predict(folder / "runs" / "a" / "README.md")
+
+
+def test_a_model_is_shown_in_one_line(sfumato: Sfumato, config: Path) -> None:
+    told = trained(sfumato, config)
+    shown = repr(library.load(config.parent / "runs" / "a"))
+    found = re.fullmatch(r"Trained\(name='(.+)', kind='linear', epsilon=([\d.]+)\)", shown)
+    assert found is not None, shown
+    assert told["epsilon"] <= float(found[2]) <= told["epsilon"] + 1e-4  # never rounded down
 
 
 # ------------------------------------------------------------------------------------------------ formats

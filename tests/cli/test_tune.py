@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from sfumato import Ledger, Run
-from sfumato.cli.tune_config import TuneSection
+from sfumato.cli.tune import _range
+from sfumato.cli.tune_config import TuneSection, load_tune
+from sfumato.cli.tune_job import prepare_search
 from tests.cli.conftest import add, edit, files, write_csv
 
 TUNE = """
@@ -65,6 +67,18 @@ def test_a_dry_run_says_what_it_costs_and_touches_nothing(sfumato: Callable[...,
     assert files(search.parent) == before
     shown = sfumato("tune", search, "--dry-run")
     assert "trial epsilon" in shown.out
+    assert shown.err == "", "the status line is for terminals"
+
+
+def test_many_noise_multipliers_are_shown_as_their_range() -> None:
+    assert _range([0.5, 0.75, 2.0, 1.25]) == "4 different ones from 0.5 to 2"
+    assert _range([0.5]) == "0.5"
+
+
+def test_what_takes_long_is_told(search: Path) -> None:
+    told: list[str] = []
+    prepare_search(load_tune(search), told.append)
+    assert [line for line in told if "candidate" in line] == [f"Noise of candidate {k} of 4" for k in (1, 2, 3, 4)]
 
 
 def test_the_best_trial_is_saved_with_a_statement_of_the_whole_search(

@@ -63,7 +63,7 @@ def _marked(mutant: Mutant) -> Any:
     return pytest.param(mutant, id=mutant.name, marks=[pytest.mark.slow] if mutant.name in ("M3", "M15", "M25") else [])
 
 
-@pytest.mark.parametrize("mutant", map(_marked, FAST))
+@pytest.mark.parametrize("mutant", [_marked(mutant) for mutant in FAST])
 def test_a_mutant_is_killed_by_the_audit_that_is_there_for_it(mutant: Mutant) -> None:
     assert EXPECTED[mutant.name] in killed_by(mutant.found())
 

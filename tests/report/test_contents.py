@@ -55,6 +55,10 @@ def test_parameters_are_counted_without_reading_them(examples: Path, tmp_path: P
     folder = tmp_path / "copy"
     shutil.copytree(examples / "dope-sgd", folder)
     weights = sum(t.numel() for t in load_file(folder / "weights.safetensors").values())
+    run = json.loads((folder / "run.json").read_text())
+    assert (training(folder).parameters, training(folder).only_trained) == (run["config"]["parameters"], True)
+    del run["config"]["parameters"]  # as older runs are
+    (folder / "run.json").write_text(json.dumps(run))
     assert (training(folder).parameters, training(folder).only_trained) == (weights, True)
     (folder / "ema.safetensors").unlink()
     assert (training(folder).parameters, training(folder).only_trained) == (weights, False)

@@ -227,6 +227,31 @@ def test_whatever_is_drawn_lies_inside(points: list[tuple[float, float]]) -> Non
     assert all(-1 <= number <= 421 for number in numbers)
 
 
+def extents(one: Figure, letter: float) -> list[tuple[float, float]]:
+    """From where to where the numbers below the axis reach, where every letter is so wide."""
+    return [(x - letter * len(text) / 2, x + letter * len(text) / 2) for text, x in tick_places(one, "middle").items()]
+
+
+def test_the_numbers_of_an_axis_stand_clear_of_its_label() -> None:
+    one = made([(0.0, 0.832), (1.0, 0.848)], y=Axis(label="accuracy", percent=True))
+    texts = [e for e in ET.fromstring(draw(one)).iter("text") if e.attrib.get("text-anchor") == "end"]
+    widest = max(texts, key=lambda e: len(e.text or ""))
+    assert len(widest.text or "") >= len("83.5 %")
+    assert float(widest.attrib["x"]) - 7.6 * len(widest.text or "") > 12 + 4, (
+        "the label's baseline and what hangs below"
+    )
+
+
+@pytest.mark.parametrize("low", [0.0008, 0.00021, 0.0051])
+@pytest.mark.parametrize("high", [0.9, 600.0])
+def test_no_number_below_an_axis_is_cut_or_touches_another(low: float, high: float) -> None:
+    rows = Axis(label="run", names=("a",))
+    found = extents(made([(low, 0.0), (high, 0.0)], x=Axis(label="x", logarithmic=True), y=rows, line=False), 7.6)
+    assert len(found) >= 3
+    assert all(start >= 0 and end <= 420 for start, end in found)
+    assert all(before[1] < after[0] for before, after in pairwise(found))
+
+
 def test_series_differ_by_more_than_colour() -> None:
     """By the sign too, and of the first twenty-eight none has sign, dashes and colour of another."""
     looks = []

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from sfumato.audit.verdict import Verdict
 
 
+_OWN_EXPERIMENTS = (
+    "Claimed epsilons are those of the audit's own small experiments, not the epsilon of your training, which its "
+    "privacy statement says."
+)
+
+
 def audit(
     what: Annotated[
         list[str] | None,
@@ -48,6 +54,7 @@ def audit(
         typer.echo(json.dumps([verdict.to_json() for verdict in found]))
     else:
         _show(found)
+        typer.echo(_OWN_EXPERIMENTS)
     if not all(verdict.holds for verdict in found):
         raise typer.Exit(1)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sfumato.cli.config_file import without_password
-from sfumato.cli.facts import tell
+from sfumato.cli.facts import in_one_line, tell
 
 if TYPE_CHECKING:
     from sfumato.cli.tune_job import SearchJob
@@ -28,10 +30,12 @@ def tune(
 
     from sfumato.cli.tune_job import execute_search, prepare_search
 
-    search = prepare_search(checked)
+    with _status(shown=not as_json) as say:
+        search = prepare_search(checked, say)
     if dry_run:
         facts, title = _plan(search), f"Search of {config} (no private value was read, nothing was written)"
-        tell(facts, title, as_json=as_json)
+        shown = {**facts, "noise_multipliers": _range(facts["noise_multipliers"])}
+        tell(facts, title, as_json=as_json, shown=shown)
         return
     if not as_json:
         tell(_cost(search), f"What the search of {config} costs", as_json=False)
@@ -54,6 +58,24 @@ def tune(
         }
         title = f"The best trial of {config}"
     tell(facts, title, as_json=as_json)
+
+
+@contextmanager
+def _status(*, shown: bool) -> Iterator[Callable[[str], None]]:
+    """A line that says what is being computed, on a terminal only, and gone afterwards."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Reading the search") as line:
+        yield line.update
+
+
+def _range(values: Sequence[float]) -> str:
+    if len(values) < 3:
+        return in_one_line(values)
+    return f"{len(values)} different ones from {in_one_line(min(values))} to {in_one_line(max(values))}"
 
 
 def _cost(search: SearchJob) -> dict[str, Any]:

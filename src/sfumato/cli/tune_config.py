@@ -60,7 +60,9 @@ def load_tune(path: Path) -> TuneFile:
     """Read and check a file; InvalidArgument names the section, the key and the remedy."""
     raw = dict(read_toml(path))
     if "tune" not in raw:
-        raise InvalidArgument(f"config={str(path)!r} has no [tune] section: add one with the space to search.")
+        raise InvalidArgument(
+            f"config={str(path)!r} has no [tune] section: add one with the space to search, see docs/tuning.md."
+        )
     tune = read(TuneSection, raw.pop("tune"), "[tune]")
     _check(tune)
     from sfumato.tuning import Range, candidates  # torch is loaded here, when the section is known to be right

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,11 +54,19 @@ class SearchJob:
         return next(job for job, one in zip(self.jobs, self.candidates, strict=True) if one.options == options)
 
 
-def prepare_search(file: TuneFile) -> SearchJob:
-    """Check every candidate as `sfumato train` would; no private value, no ledger, nothing written."""
-    jobs = [prepare(config) for config in file.configs]
+def prepare_search(file: TuneFile, say: Callable[[str], None] = lambda _: None) -> SearchJob:
+    """Check every candidate as `sfumato train` would; no private value, no ledger, nothing written.
+
+    `say` is told what is being computed, since noise is calibrated for every candidate.
+    """
+    jobs: list[Job] = []
+    candidates: list[Candidate] = []
     privacy = file.config.privacy
-    candidates = [Candidate(options=point, asks=_asks(file, job)) for point, job in zip(file.points, jobs, strict=True)]
+    for k, (point, config) in enumerate(zip(file.points, file.configs, strict=True), start=1):
+        say(f"Noise of candidate {k} of {len(file.points)}")
+        jobs.append(prepare(config))
+        candidates.append(Candidate(options=point, asks=_asks(file, jobs[-1])))
+    say("Cost of the whole search")
     law = Repetitions(mean=file.tune.mean, shape=file.shape)
     cost = search_cost(candidates, law, delta=privacy.delta, adjacency=Adjacency(privacy.adjacency))
     return SearchJob(file=file, jobs=jobs, candidates=candidates, repetitions=law, cost=cost)

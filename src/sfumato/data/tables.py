@@ -20,6 +20,7 @@ import numpy.typing as npt
 from sfumato.data import cells, class_folders
 from sfumato.data.encoding import Encoding, word
 from sfumato.errors import InvalidArgument
+from sfumato.reading import suggestion
 
 Role = Literal["private", "public", "test", "synthetic"]
 Array = npt.NDArray[Any]
@@ -68,7 +69,11 @@ def layout(
     needed = (label, users, *code.ignore, *code.categories)
     for name in needed:
         if name is not None and name not in header and not (name == users and role != "private"):
-            raise InvalidArgument(f"{role}={str(path)!r} has no column {name!r}: check the name in its header row.")
+            # Names of a header row are not shown: the file may have none, and they are someone's values.
+            declared = code.columns and path.suffix in cells.CSV
+            remedy = suggestion(name, header) if declared else ": check the name in its header row."
+            among = " among its declared columns" if declared else ""
+            raise InvalidArgument(f"{role}={str(path)!r} has no column {name!r}{among}{remedy}")
     columns = tuple(name for name in header if name not in (label, users, *code.ignore))
     if not columns:
         raise InvalidArgument(f"{role}={str(path)!r} has no columns beside {label!r}: there is nothing to learn from.")

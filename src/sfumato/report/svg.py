@@ -13,6 +13,7 @@ from sfumato.report.markup import Attribute, Markup, tag, together
 
 WIDTH, HEIGHT = 420, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 44
+_LETTER = 8  # a wide one, since nobody knows which font the page is shown in
 _ROW = 44  # of an axis with names
 COLOURS = 7  # of Okabe and Ito, without the yellow, which is not seen on white: --c0 to --c6 of the page
 _DASHES = (None, "7 3", "2 3", "9 3 2 3")
@@ -32,10 +33,11 @@ _SIGNS: tuple[Callable[[float, float], str], ...] = (
 def draw(figure: Figure) -> Markup:
     """The whole plot, with what it shows in words for who cannot see it."""
     height = _TOP + _BOTTOM + _ROW * len(figure.y.names) if figure.y.names else HEIGHT
-    across = _Scale(figure.x, [x for s in figure.series for x, _ in s.points], _left(figure), WIDTH - _RIGHT)
     values = [y for s in figure.series for y in (*(y for _, y in s.points), *(v for pair in s.band for v in pair))]
     up = _Scale(figure.y, values, height - _BOTTOM, _TOP)
-    inside = [*_grid(figure, across, up, height), *(_drawn(s, across, up) for s in figure.series)]
+    left = _left(figure, up)
+    across = _Scale(figure.x, [x for s in figure.series for x, _ in s.points], left, WIDTH - _RIGHT)
+    inside = [*_grid(figure, across, up, left, height), *(_drawn(s, across, up) for s in figure.series)]
     return tag(
         "svg",
         tag("title", f"{figure.title}. {figure.about}"),
@@ -87,16 +89,33 @@ class _Scale:
         return log_ticks(self.low, self.high) if self.axis.logarithmic else ticks(self.low, self.high)
 
 
-def _left(figure: Figure) -> float:
-    return 12 if figure.y.names else _LEFT
+def _left(figure: Figure, up: _Scale) -> float:
+    """Room for the widest number of the axis beside its label."""
+    if figure.y.names:
+        return 12
+    widest = max((len(_number(v, figure.y)) for v in up.ticks()), default=0)
+    return max(_LEFT, 24 + _LETTER * widest)
 
 
-def _grid(figure: Figure, across: _Scale, up: _Scale, height: float) -> list[Markup]:
-    left, right, bottom = _left(figure), WIDTH - _RIGHT, height - _BOTTOM
+def _below(across: _Scale, y: float) -> list[Markup]:
+    """The numbers below an axis, none of them cut at an edge; one that would touch another is left out."""
+    found, free = [], 0.0
+    for value in across.ticks():
+        text = _number(value, across.axis)
+        half = _LETTER * len(text) / 2
+        x = min(max(across(value), half), WIDTH - half)
+        if x - half >= free:
+            found.append(_text(x, y, text, text_anchor="middle"))
+            free = x + half
+    return found
+
+
+def _grid(figure: Figure, across: _Scale, up: _Scale, left: float, height: float) -> list[Markup]:
+    right, bottom = WIDTH - _RIGHT, height - _BOTTOM
     found = [_rule(across(v), _TOP, across(v), bottom) for v in across.ticks()]
     found += [_rule(left, up(v), right, up(v)) for v in up.ticks()]
     found.append(tag("path", d=f"M{left} {_TOP}V{bottom}H{right}", class_="axis"))
-    found += [_text(across(v), bottom + 16, _number(v, figure.x), text_anchor="middle") for v in across.ticks()]
+    found += _below(across, bottom + 16)
     found += [_text(left - 6, up(v) + 4, _number(v, figure.y), text_anchor="end") for v in up.ticks()]
     for k, name in enumerate(figure.y.names):
         found.append(_rule(left, up(k) + 8, right, up(k) + 8))

@@ -188,7 +188,7 @@ class _Rates:
 @contextmanager
 def _bar(steps: int, *, shown: bool) -> Iterator[Callable[[int, Tensor, Batch], None]]:
     """A progress bar with the loss and the speed, told of the step, all losses and the batch."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
+    columns = (BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[facts]}"))
     start = looked = time.perf_counter()
     with Progress(TextColumn("{task.description}"), *columns, disable=not shown) as bar:
         task = bar.add_task("warm-up", total=steps, facts="")
@@ -200,6 +200,6 @@ def _bar(steps: int, *, shown: bool) -> Iterator[Callable[[int, Tensor, Batch], 
                 return
             looked = now
             rate = (step + 1) * rows_of(batch) / (now - start)
-            bar.update(task, completed=step + 1, facts=f"loss {float(losses[step]):.3f} · {rate:,.0f} images/s")
+            bar.update(task, completed=step + 1, facts=f"loss {float(losses[step]):.3f} · {rate:,.0f} rows/s")
 
         yield tell
