@@ -395,10 +395,10 @@ def test_trainings_are_tuned_by_a_private_score(tmp_path: Path, capsys: pytest.C
     assert found is not None
     assert found.options["rate"] == max(tried)  # almost surely 4.0, but the noise and the number are secret
     if 4.0 in tried:
-        assert found.score > 0.75
+        assert found.score > 0.55  # where the other has next to 0
         inputs, labels = separable(500, 1)
         guesses = (inputs @ found.outcome.weights["weight"].T + found.outcome.weights["bias"]).argmax(1)
-        assert (guesses == labels).double().mean() > 0.75
+        assert (guesses == labels).double().mean() > 0.55
     assert found.outcome.statement["epsilon"] == pytest.approx(found.cost.epsilon) == private.statement().epsilon
     assert found.cost.trial <= 2.0 < found.cost.epsilon
     assert capsys.readouterr() == ("", "")

@@ -66,9 +66,9 @@ def test_the_attack_is_strong_where_it_may_be() -> None:
 @pytest.mark.parametrize(
     ("name", "world", "door", "trials"),
     [
-        ("dope_sgd", 1, leaking(batch_times_origin=True), 300),
-        ("dp_sgd", 4, leaking(divide_by_batch=True), 600),
-        ("dp_sgd", 3, leaking(short=0.25), 200),
+        ("dope_sgd", 1, leaking(batch_times_origin=True), 1500),
+        ("dp_sgd", 4, leaking(divide_by_batch=True), 1000),
+        ("dp_sgd", 3, leaking(short=0.25), 400),
     ],
     ids=["the batch's size times the origin", "divided by the batch's size", "a quarter of the noise"],
 )
