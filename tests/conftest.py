@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -30,3 +31,15 @@ def _scalars_count_loops(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a `thinned(n)` test with many cases every n-th is in the ordinary run; the others are slow ones."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (thinned := item.get_closest_marker("thinned")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % thinned.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1

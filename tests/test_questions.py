@@ -137,6 +137,7 @@ def test_an_example_moves_the_answer_by_at_most_the_unit(name: str) -> None:
     assert max(added.values()) >= (0.2 if name in ("Joint", "Histogram of two") else 0.99)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_user_moves_the_answer_by_at_most_the_unit(name: str, reduction: str) -> None:

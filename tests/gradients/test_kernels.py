@@ -313,6 +313,7 @@ def assert_tight(addends: Addends, clip: Clip) -> None:
     assert above <= (5e-5 if from_factors else 1e-5), f"{above:.1e} above the norm of what is summed"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("views", "moved"), PASSES, ids=["one view", "views", "offsets"])
 @pytest.mark.parametrize("kind", CLIPS)
 @pytest.mark.parametrize("name", ["standardised", "plain", "sequence", "language"])
@@ -362,6 +363,7 @@ def test_mutant_a_norm_of_rows_before_they_are_mapped(monkeypatch: pytest.Monkey
 HALF = torch.bfloat16
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", CLIPS)
 @pytest.mark.parametrize(
     ("name", "large"),
@@ -403,6 +405,7 @@ def drawn(dice: random.Random) -> tuple[str, nn.Module, tuple[int, ...]]:
     return words, nn.Sequential(*body), (inputs, side, side)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("seed", range(80 if CUDA else 10))
 def test_no_row_adds_more_than_the_clip_norm(seed: int) -> None:
     """Random models and modes; rows that are huge, tiny, cancel between views, or are not finite."""
@@ -481,6 +484,7 @@ def by_autograd(objective: Objective, batch: Any, layers: kernels.Use = kernels.
     return dict(zip(leaves, found, strict=True))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("autocast", [None, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["standardised", "wide-resnet", "smooth", "sequence", "language"])
 def test_without_a_clip_the_sum_is_autograds(name: str, autocast: torch.dtype | None) -> None:
@@ -499,6 +503,7 @@ def test_sums_of_large_half_factors_are_autograds(name: str) -> None:
     assert oracle.relative_error(total(objective, batch, Clip(1e9)), by_autograd(objective, batch)) <= 1e-2
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["plain", "origin+scale"])
 @pytest.mark.parametrize("name", ["standardised", "smooth", "sequence", "language"])
 def test_offsets_like_without_kernels_and_like_the_reference(name: str, kind: str) -> None:
@@ -516,6 +521,7 @@ def test_offsets_like_without_kernels_and_like_the_reference(name: str, kind: st
 # ------------------------------------------------------------------------------------------------ 5. padding
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("autocast", [None, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["smooth", "sequence", "language"])
 def test_padding_adds_nothing(name: str, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,7 @@ def moved_sums(options: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
             yield f"{name} to {where}", distance(sums, before), max(distance(sums, s) for s in after.values())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", CLIPS)
 def test_an_example_moves_the_sum_by_at_most_the_clip_norm(kind: str, path: str) -> None:

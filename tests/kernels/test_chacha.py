@@ -31,6 +31,7 @@ def reference(first: int, size: int) -> np.ndarray:
     return normals_slowly(cipher.random_raw(blocks(size) * 8), size)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 2500])  # up to 1024 are one program's
 @pytest.mark.parametrize("first", [0, 3, 2**32 - 2])
 def test_these_are_the_ciphers_words(first: int, size: int) -> None:

@@ -72,6 +72,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", full)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_twin(case: tuple[Any, ...], dtype: torch.dtype) -> None:

@@ -24,6 +24,7 @@ def images(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(0, 256, shape, generator=generator).to(dtype).to(DEVICE)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("shape", "pad", "side"), [((5, 3, 8, 8), 4, 0), ((4, 1, 5, 7), 3, 4), ((3, 3, 6, 4), 0, 3)])
 @pytest.mark.parametrize("block", [4096, 32])

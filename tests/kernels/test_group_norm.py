@@ -86,6 +86,7 @@ def compare(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs, rtol=rounding, atol=rounding)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("places", PLACES[:-1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -97,6 +98,7 @@ def test_kernels_are_like_their_twins(
     compare(both(shape, dtype, places), dtype)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("places", [("none", "silu"), ("silu", "none"), ("relu", "none")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_image_of_several_tiles(

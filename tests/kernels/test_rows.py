@@ -53,6 +53,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, float("nan"), **options))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
 @pytest.mark.parametrize("shape", ORDINARY, ids=str)
 def test_norms_of_ordinary_rows_are_close_and_never_below(shape: tuple[int, int, int], names: tuple[str, ...]) -> None:
@@ -97,6 +98,7 @@ def adversarial(name: str, shape: tuple[int, int, int]) -> Tensor:
 ADVERSARIAL = ["parallel to u", "constant", "both", "huge", "tiny", "subnormal", "wide", "one and crumbs"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("names", [COMBINATIONS[0], *COMBINATIONS[3:]], ids="+".join)
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_norms_of_adversarial_rows_are_never_below(name: str, names: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ from sfumato.privacy.mechanisms import Adjacency
 from sfumato.selection import PrivatePCA
 
 
+@pytest.mark.thinned(3)
 @parametrize_with_checks([PrivatePCA(not_private_seed=0), PrivatePCA(1, epsilon=0.5, bound=3.0, not_private_seed=1)])
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     check(estimator)

@@ -105,11 +105,14 @@ def main(arguments: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in wanted.items():
             path.write_text(text, encoding="utf-8")
-        for convex in map(find_convex, convex_names()):
-            if figures.measured(convex):
-                figures.draw(convex, folder / f"{convex.name}.svg")
-        for spec in map(find_spec, spec_names()):
-            drawn(spec, folder / f"{spec.name}.svg")
+        for spec in _specs():  # a figure shows what is in its table
+            picture = folder / f"{spec.name}.svg"
+            if picture.exists() and folder / f"{spec.paper}.md" not in stale:
+                continue
+            if isinstance(spec, Spec):
+                drawn(spec, picture)
+            elif figures.measured(spec):
+                figures.draw(spec, picture)
     return 1 if check and stale else 0
 
 

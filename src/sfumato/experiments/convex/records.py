@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,16 @@ def all_records(folder: Path, spec: Spec) -> dict[Path, Record]:
 
 
 def has_settings(record: Record, settings: Settings) -> bool:
+    return _settings(json.dumps(record["settings"])) == settings
+
+
+@lru_cache(maxsize=4096)
+def _settings(stored: str) -> Settings | None:
+    """Read once, though every cell of a table compares them; None if a version made it that knew other keys."""
     try:
-        return read_settings(record["settings"], "settings") == settings
+        return read_settings(json.loads(stored), "settings")
     except InvalidArgument:
-        return False  # made by a version that knew other keys
+        return None
 
 
 def record_of(cell: Cell, records: Iterable[Record]) -> Record | None:
