@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -56,3 +57,13 @@ def test_links_lead_to_the_named_files() -> None:
 def test_a_missing_test_would_be_found() -> None:
     assert "test_no_such_test" not in functions_of("test_private.py")
     assert "test_it_cannot_be_looked_into" in functions_of("test_private.py")
+
+
+def test_the_faults_of_the_page_are_those_that_were_counted() -> None:
+    """`python -m tests.faults.table` wrote them; the page has them in another order, with a few words."""
+    stored = json.loads((TESTS.parent / "docs" / "faults.json").read_text())["faults"]
+    counted = sorted((r["injected"], r["answers"], r["counted"], r["unpaid"]) for r in stored)
+    lines = PAGE.partition("## Faults that were injected")[2].splitlines()
+    shown = [line.split("|")[2:6] for line in lines if re.match(r"\| [^|]+ \| \d", line)]
+    assert sorted(tuple(int(cell.replace(",", "")) for cell in row) for row in shown) == counted
+    assert all(not r["unpaid"] and not r["violations"] for r in stored)

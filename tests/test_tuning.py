@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,23 @@ def test_the_published_numbers() -> None:
         cost = search_cost([one], Repetitions(mean=10.0, shape=shape), delta=1e-5, adjacency=AR)
         assert (round(cost.trial, 2), cost.epsilon) == (2.0, pytest.approx(expected, abs=0.035))
     assert search_cost([one], Repetitions(mean=1.0), delta=1e-5, adjacency=AR).epsilon == pytest.approx(2.0, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("law", "shape"), [("logarithmic", LOGARITHMIC), ("geometric", GEOMETRIC), ("Poisson", POISSON)]
+)
+def test_the_table_of_the_page(law: str, shape: float) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "tuning.md").read_text()
+    (line,) = re.findall(rf"^\| {law} \|(.*)\|$", page, re.MULTILINE)
+    *costs, half, most, single = [cell.split()[0] for cell in line.split("|")]
+    one = Candidate(options={}, asks=(STEPS,))
+    for mean, stated in zip((3.0, 10.0, 30.0, 100.0), costs, strict=True):
+        found = search_cost([one], Repetitions(mean=mean, shape=shape), delta=1e-5, adjacency=AR).epsilon
+        assert float(stated) == pytest.approx(found, rel=3e-3)
+    repetitions = Repetitions(mean=10.0, shape=shape)
+    assert (int(half), int(most)) == (repetitions.at_most(0.5), repetitions.at_most(0.99))
+    once = math.fsum(p for k, p in itertools.islice(repetitions.probabilities(), 3) if k == 1)
+    assert int(single) == round(100 * once)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
