@@ -353,6 +353,24 @@ def test_forked_children_get_their_own_keys(seed):
         assert all(not np.isin(one, other).any() for other in seen[:i])
 
 
+def test_a_thread_that_outlives_its_source_ends_before_the_process():
+    """Else it is stopped inside C++, which now and then aborts the process."""
+    script = """
+import atexit, threading
+atexit.register(lambda: print([t.name for t in threading.enumerate() if t.name == "sfumato-noise"]))
+import torch
+from sfumato.privacy.mechanisms import Gaussian
+from sfumato.privacy.noise import NoiseSource, privatize
+source = NoiseSource()
+for _ in range(2):
+    privatize(torch.zeros(2**23), unit=1.0, noise=Gaussian(1.0), source=source)
+del source
+assert any(t.name == "sfumato-noise" for t in threading.enumerate())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
 def test_no_number_is_handed_out_twice():
     """Answers of changing sizes, drawn ahead or not. Equal by chance: fewer than 4 but for 1e-12."""
     source = NoiseSource()

@@ -99,6 +99,7 @@ class _Normals:
         self._filling: list[Tensor] = []
         self._filled = 0
         self._stop = False
+        _NORMALS.add(self)
 
     def take(self, count: int, *, pinned: bool) -> list[Tensor]:
         """The next `count` normals, in float64 on the host, in one or more parts."""
@@ -249,8 +250,10 @@ def _device_normals(device: torch.device, key: npt.NDArray[np.uint32]) -> Callab
 
 
 # A forked child holds a copy of every generator: it gets new keys before it can draw. A thread that draws when the
-# process ends is stopped first.
+# process ends is stopped first, for it would be stopped inside C++, which aborts the process; a thread may outlive its
+# source, but not its normals.
 _SOURCES: weakref.WeakSet[NoiseSource] = weakref.WeakSet()
+_NORMALS: weakref.WeakSet[_Normals] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -261,6 +264,8 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     for source in list(_SOURCES):
         source.close()
+    for normals in list(_NORMALS):
+        normals.close()
 
 
 if hasattr(os, "register_at_fork"):
