@@ -81,8 +81,9 @@ class Processes:
         self._lost: str | None = None
         self._started = False  # here, and so to be ended here
         self._nccl = False
-        together = not alone and dist.is_available() and (dist.is_initialized() or "WORLD_SIZE" in os.environ)
-        if not together:
+        # A group of one has nobody to agree with, and gloo's threads, which may abort when the process ends.
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if alone or not dist.is_available() or not (dist.is_initialized() or several):
             return
         wait = timedelta(seconds=timeout)
         if not dist.is_initialized():
