@@ -120,6 +120,7 @@ DRAWS = {
 NOISE = {
     "privacy/noise.py": DRAWS,
     "privacy/discrete.py": DRAWS,
+    "privacy/normals.py": {"standard_normal"},
     "private.py": {"privatize", "NoiseSource"},
 }
 # Draws that have nothing to do with privacy: the audit's own attacks, and the weights that a model begins with.

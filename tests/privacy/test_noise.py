@@ -23,6 +23,7 @@ from sfumato import kernels
 from sfumato.data.samplers import Poisson
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.privacy import noise as module
+from sfumato.privacy import normals as row
 from sfumato.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Noise
 from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from tests.statistics import FALSE_ALARM, correlation_p, counts_p, mean_p, normal_p, smallest, variance_p
@@ -408,9 +409,9 @@ def test_drawing_ahead_changes_nothing():
 
 def test_the_row_of_normals_is_one_stream(monkeypatch):
     """However it is cut and drawn ahead, what is taken is the generator's own row, each number once, in order."""
-    monkeypatch.setattr(module, "_BLOCK", 40)
+    monkeypatch.setattr(row, "_BLOCK", 40)
     rng = np.random.default_rng(secrets.randbits(64))
-    normals = module._Normals(np.random.default_rng(4))
+    normals = row.Normals(np.random.default_rng(4))
     taken = []
     for _ in range(300):
         if rng.random() < 0.5:
@@ -432,9 +433,9 @@ def test_a_block_that_was_not_filled_is_never_handed_out(monkeypatch):
             assert self.go.wait(10)
             out[:] = 1.0
 
-    monkeypatch.setattr(module, "_BLOCK", 4)
+    monkeypatch.setattr(row, "_BLOCK", 4)
     slow = Slow()
-    normals = module._Normals(slow)
+    normals = row.Normals(slow)
     normals.draw_ahead(12, pinned=False)
     thread = normals._thread
     assert slow.started.wait(10)

@@ -14,13 +14,11 @@ noise betrays the exact value, but not provably all: it *reduces* that risk. The
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import secrets
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ from sfumato import kernels
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.privacy.discrete import discrete_gaussian, discrete_laplace
 from sfumato.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Noise
+from sfumato.privacy.normals import Normals
 
 _GRID_BITS = 20
 # Adding and subtracting it rounds a float64 to an integer. So does torch.round, but that shares even a few thousand
@@ -46,7 +45,6 @@ _TO_INTEGER = 1.5 * 2.0**52
 # Entries added at a time, so that a large model needs no second copy of itself: on the host few enough to stay in the
 # cache and on one core (the draw is what takes time), on a device enough to be worth a launch.
 _CHUNK_HOST, _CHUNK_DEVICE = 2**14, 2**22
-_BLOCK = 2**20  # normals that the thread draws before it looks up
 _AHEAD_FROM = 2**14  # below this a draw takes less time than starting a thread
 _HAS_AES = bool(AESCounter(key=0).use_aesni)  # in software AES is four times slower than ChaCha
 
@@ -82,76 +80,6 @@ def _cipher(key: npt.NDArray[np.uint64] | None = None) -> Any:
     return ChaCha(key=secrets.randbits(256) if key is None else key, rounds=20)
 
 
-class _Normals:
-    """An endless row of standard normals, each handed out once, part of it drawn ahead by a thread.
-
-    Why no number is handed out twice, and none is read before it is written. `_drawn` holds the blocks not yet handed
-    out, in order. A block enters it once, when it is made, and leaves it before it is handed out. While the thread runs
-    it alone uses `_rng` and writes the blocks of its own list; this side touches neither until `_join`, which waits for
-    the thread's end and then moves the filled blocks to `_drawn`. So every block has one owner at a time, and
-    Thread.start and Thread.join order the accesses. All calls are made under the source's lock.
-    """
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._drawn: deque[Tensor] = deque()
-        self._thread: threading.Thread | None = None
-        self._filling: list[Tensor] = []
-        self._filled = 0
-        self._stop = False
-        _NORMALS.add(self)
-
-    def take(self, count: int, *, pinned: bool) -> list[Tensor]:
-        """The next `count` normals, in float64 on the host, in one or more parts."""
-        self._join()
-        parts = []
-        while count > 0:
-            block = self._drawn.popleft() if self._drawn else self._draw(count, pinned)
-            if len(block) > count:
-                block, later = block[:count], block[count:]
-                self._drawn.appendleft(later)
-            parts.append(block)
-            count -= len(block)
-        return parts
-
-    def draw_ahead(self, count: int, *, pinned: bool) -> None:
-        """Starts to draw, until `count` normals are there."""
-        self._join()
-        missing = count - sum(map(len, self._drawn))
-        while missing > 0:  # torch allocates here: when the process ends, a thread must not be stopped inside C++
-            self._filling.append(torch.empty(min(missing, _BLOCK), dtype=torch.float64, pin_memory=pinned))
-            missing -= len(self._filling[-1])
-        if self._filling:
-            self._thread = threading.Thread(target=self._fill, name="sfumato-noise", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread within one block and forgets what was drawn."""
-        self._stop = True
-        self._join()
-        self._stop = False
-        self._drawn.clear()
-
-    def _draw(self, count: int, pinned: bool) -> Tensor:
-        block = torch.empty(count, dtype=torch.float64, pin_memory=pinned)
-        self._rng.standard_normal(out=block.numpy())
-        return block
-
-    def _fill(self) -> None:
-        for block in self._filling:
-            if self._stop:
-                return
-            self._rng.standard_normal(out=block.numpy())
-            self._filled += 1
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            # Only what was filled is handed out: blocks that the thread did not reach (closed, or died) are dropped.
-            self._drawn.extend(self._filling[: self._filled])
-            self._thread, self._filling, self._filled = None, [], 0
-
-
 class NoiseSource:
     """Where noise and samples come from. The door makes one; algorithms never hold it.
 
@@ -181,7 +109,7 @@ class NoiseSource:
         if seed is not None:
             keys = [s.generate_state(4, np.uint64) for s in np.random.SeedSequence(seed.seed).spawn(3)]
         self._lock = threading.Lock()
-        self._normals = _Normals(_Secret(_cipher(keys[0])))
+        self._normals = Normals(_Secret(_cipher(keys[0])))
         self._integers = _Secret(_cipher(keys[1]))  # apart from the normals, which may have been drawn ahead
         self._sampling.bit_generator.state = _cipher(keys[2]).state  # in place: samplers may hold the generator
         self._last = 0
@@ -249,11 +177,8 @@ def _device_normals(device: torch.device, key: npt.NDArray[np.uint32]) -> Callab
     return drawn
 
 
-# A forked child holds a copy of every generator: it gets new keys before it can draw. A thread that draws when the
-# process ends is stopped first, for it would be stopped inside C++, which aborts the process; a thread may outlive its
-# source, but not its normals.
+# A forked child holds a copy of every generator: it gets new keys before it can draw.
 _SOURCES: weakref.WeakSet[NoiseSource] = weakref.WeakSet()
-_NORMALS: weakref.WeakSet[_Normals] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -261,16 +186,8 @@ def _after_fork() -> None:
         source._key()
 
 
-def _at_exit() -> None:
-    for source in list(_SOURCES):
-        source.close()
-    for normals in list(_NORMALS):
-        normals.close()
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
 
 
 @overload
