@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sfumato.experiments.convex.spec import convex_names
+from sfumato.experiments.papers import names, numbers
 from sfumato.experiments.spec import in_order, spec_names
 
 Sfumato = Callable[..., Any]
@@ -30,11 +31,55 @@ def test_the_list_and_the_tables_need_no_torch() -> None:
     assert all(name in done.stdout for name in spec_names())
 
 
-def test_the_list_as_json(sfumato: Sfumato) -> None:
+def test_the_list_as_json_has_all_and_counts_as_the_tables_do(sfumato: Sfumato) -> None:
     listed = {one["name"]: one for one in json.loads(sfumato("reproduce", "--json").out)}
-    assert list(listed) == in_order([*spec_names(), *convex_names()])
-    assert listed["000-table9"]["cells"] == 32
-    assert listed["000-table9"]["measured"] == 4
+    assert in_order(listed) == names()
+    assert {*spec_names(), *convex_names()} < set(listed)
+    for name in ("000-table9", "001-figure3"):
+        cells = json.loads(sfumato("reproduce", name, "--show", "--json").out)
+        measured = sum(cell["ours"] is not None for cell in cells)
+        assert (listed[name]["cells"], listed[name]["measured"]) == (len(cells), measured)
+    assert listed["000-table10"]["needs"] == ["Purchase10"]
+
+
+def test_a_paper_is_listed_alone(sfumato: Sfumato) -> None:
+    both = [json.loads(sfumato("reproduce", *paper, "--json").out) for paper in ([], ["002"])]
+    assert both[1] == [one for one in both[0] if one["paper"] == "002"]
+    assert 0 < len(both[1]) < len(both[0])
+
+
+@pytest.mark.parametrize("paper", numbers())
+def test_the_list_of_a_paper_is_one_screen(sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch, paper: str) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = sfumato("reproduce", paper).out.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 100
+    of_spec = {name for name in (*spec_names(), *convex_names()) if name.startswith(paper)}
+    assert of_spec <= {line.split()[0] for line in lines if line.strip()}
+
+
+def test_the_list_at_smoke_scale_looks_elsewhere(sfumato: Sfumato, tmp_path: Path) -> None:
+    listed = json.loads(sfumato("reproduce", "--scale", "smoke", "--out", tmp_path, "--json").out)
+    assert {one["measured"] for one in listed} == {0}
+    assert "state at smoke scale" in sfumato("reproduce", "001", "--scale", "smoke", "--out", tmp_path).out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("000-table10", "Purchase10 (no copy at hand"),
+        ("002-table4", "not planned"),
+        ("003-figure3", "run or show 003-table1,"),
+        ("000-figure1", "no result"),
+        ("banana", "`sfumato reproduce` lists them all."),
+    ],
+)
+def test_what_cannot_be_run_says_why(sfumato: Sfumato, name: str, said: str) -> None:
+    for arguments in (["--show"], ["--scale", "smoke"]):
+        result = sfumato("reproduce", name, *arguments)
+        assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+        assert name in result.err
+        assert said in result.err
 
 
 def test_a_table_is_shown_beside_the_paper(sfumato: Sfumato, tmp_path: Path) -> None:
@@ -75,6 +120,7 @@ def test_a_cell_is_run_and_shown(sfumato: Sfumato, tmp_path: Path) -> None:
         (["000-tabel1", "--show"], "did you mean '000-table1'"),
         (["000-table1"], "--scale is missing"),
         (["--show"], "need the name"),
+        (["002", "--show"], "need the name"),
         (["000-table1", "--scale", "smoke", "--row", "lukewarm"], "no cell"),
         (["004-figure1", "--scale", "smoke", "--row", "lukewarm"], "more: --show prints them all"),
         (["000-table1", "--scale", "medium"], "smoke"),

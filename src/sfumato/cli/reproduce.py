@@ -1,7 +1,8 @@
-"""`sfumato reproduce`: tables of the papers, run again."""
+"""`sfumato reproduce`: tables and figures of the papers, run again."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -14,7 +15,6 @@ import typer
 from sfumato.cli.device import DeviceName, find_device
 from sfumato.cli.interruption import interruptible, kept
 from sfumato.errors import InvalidArgument
-from sfumato.reading import suggestion
 
 if TYPE_CHECKING:
     from sfumato.experiments.convex.spec import Spec as ConvexSpec
@@ -27,7 +27,7 @@ _OUT = Path("runs/reproduce")
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="An experiment, such as 000-table1; without it, all are listed.")
+        str | None, typer.Argument(help="A table or figure, such as 000-table1, or a paper to list alone, such as 002.")
     ] = None,
     scale: Annotated[
         ScaleName | None, typer.Option(help="smoke: on a CPU, in minutes; paper: as in the paper, on a GPU.")
@@ -51,18 +51,18 @@ def reproduce(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Where to draw the experiment as SVG, if it is a figure.")] = None,
 ) -> None:
-    """List the papers' tables, run one again, or show what was measured beside the paper's numbers."""
+    """List the papers' tables and figures, run one again, or show what was measured beside the paper's numbers."""
     from sfumato.experiments.convex.spec import convex_names, find_convex
-    from sfumato.experiments.spec import find_spec, in_order, spec_names
+    from sfumato.experiments.papers import numbers
+    from sfumato.experiments.spec import find_spec, spec_names
 
-    if name is None:
+    if name is None or name in numbers():
         if show or row or column:
             raise InvalidArgument("--show, --row and --column need the name of an experiment: give one.")
-        _list(out, scale or "paper", as_json)
+        _list(name, out, scale or "paper", as_json)
         return
-    known = in_order([*spec_names(), *convex_names()])
-    if name not in known:
-        raise InvalidArgument(f"name={name!r} is no experiment{suggestion(name, known)}")
+    if name not in (*spec_names(), *convex_names()):
+        raise InvalidArgument(_no_experiment(name))
     if name in convex_names():
         if scale == "smoke":
             raise InvalidArgument(f"--scale=smoke is not there for {name}: give --seeds 2 and --out for a trial.")
@@ -93,20 +93,36 @@ def reproduce(
         _draw(spec, plot, scale, out or _OUT)
 
 
-def _list(out: Path | None, scale: ScaleName, as_json: bool) -> None:
-    from sfumato.experiments.convex.table import overview as convex_overview
+def _list(paper: str | None, out: Path | None, scale: ScaleName, as_json: bool) -> None:
+    from sfumato.experiments.papers import counts, footnotes, items, listing
     from sfumato.experiments.records import COMMITTED
-    from sfumato.experiments.spec import in_order
-    from sfumato.experiments.table import overview
 
-    folder = out or (COMMITTED if scale == "paper" else _OUT)
-    both = [*overview(scale, folder), *convex_overview(out or COMMITTED)]
-    found = [next(one for one in both if one["name"] == name) for name in in_order(one["name"] for one in both)]
+    every = items(scale, out or (COMMITTED if scale == "paper" else _OUT), out or COMMITTED)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps([item.to_json() for item in every if paper in (None, item.paper)]))
         return
-    rows = [(one["name"], f"{one['measured']} of {one['cells']} measured", one["title"]) for one in found]
-    _print(f"Experiments, and what was measured at {scale} scale", ("name", "cells", "what"), rows)
+    for one in listing().paper:
+        if paper in (None, one.number):
+            found = [item for item in every if item.paper == one.number]
+            rows = [(item.name, item.progress, item.what) for item in found if item.state != "no result"]
+            state = "state" if scale == "paper" else f"state at {scale} scale"
+            notes = [*footnotes(found), f"In all: {counts(found)}."]
+            _print(f"Paper {one.number}: {one.title}", ("name", state, "what"), rows, notes)
+
+
+def _no_experiment(name: str) -> str:
+    """Why it cannot be run, in a sentence."""
+    from sfumato.experiments.papers import items, names, numbers
+
+    if name not in names():
+        close = difflib.get_close_matches(name, [*names(), *numbers()], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`sfumato reproduce` lists them all."
+        return f"name={name!r} is no table or figure of the papers: {hint}"
+    item = next(item for item in items() if item.name == name)
+    if item.runs_of:
+        return f"name={name!r} has no runs of its own: run or show {item.runs_of}, whose records hold it."
+    told = "has no result to measure" if item.state == "no result" else f"cannot be run ({item.state})"
+    return f"name={name!r} {told}: {item.why or item.title}."
 
 
 def _draw(spec: Spec, path: Path, scale: ScaleName, out: Path) -> None:
@@ -227,7 +243,7 @@ def _print_table(spec: Spec | ConvexSpec, scale: ScaleName, found: list[Entry]) 
     _print(title, ("row", "column", "paper", "ours", "state"), cells)
 
 
-def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -237,4 +253,9 @@ def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    if notes:
+        console.print()

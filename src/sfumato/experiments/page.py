@@ -1,9 +1,10 @@
-"""Writes the tables of docs/papers/<paper>.md from the committed runs: no number is typed by hand.
+"""Writes the tables of docs/papers/<paper>.md, and the list of all, from the committed runs: none is typed by hand.
 
     python -m sfumato.experiments.page [docs/papers] [--check]
 
-Only what stands between `<!-- table: <name> -->` and `<!-- /table -->` is written; the rest of a page is not touched. A
-page that does not exist is begun with all tables of its paper. Figures are drawn beside the pages, as SVG.
+Only what stands between `<!-- table: <name> -->` and `<!-- /table -->` is written, and in index.md what stands between
+`<!-- list: <paper> -->` and `<!-- /list -->`; the rest of a page is not touched. A page that does not exist is begun
+with all tables of its paper, or the lists of all. Figures are drawn beside the pages, as SVG.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from sfumato.experiments.convex.comparison import markdown as beside_others
 from sfumato.experiments.convex.spec import Spec as ConvexSpec
 from sfumato.experiments.convex.spec import convex_names, find_convex
 from sfumato.experiments.convex.table import markdown as convex_markdown
+from sfumato.experiments.papers import items, listing
+from sfumato.experiments.papers import markdown as listed
 from sfumato.experiments.records import COMMITTED
 from sfumato.experiments.spec import Spec, find_spec, in_order, spec_names
 from sfumato.experiments.table import drawn, entries, markdown
 
 _BLOCK = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_LIST = re.compile(r"(<!-- list: (\w+) -->\n).*?(<!-- /list -->)", re.DOTALL)
 
 
 _MEASURED = {
@@ -80,13 +84,36 @@ def begun(paper: str) -> str:
     return f"# Paper {paper}\n\n" + "\n".join(parts)
 
 
+def begun_index() -> str:
+    """A page with the lists of all papers, still empty."""
+    parts = [
+        f"## [{p.number}]({p.number}.md): {p.title}\n\n<!-- list: {p.number} -->\n<!-- /list -->\n"
+        for p in listing().paper
+    ]
+    return "# All tables and figures of the papers\n\n" + "\n".join(parts)
+
+
+def filled_index(text: str, runs: Path = COMMITTED) -> str:
+    """The page of lists made anew."""
+    every = items("paper", runs, runs)
+
+    def made(paper: str) -> str:
+        return listed(item for item in every if item.paper == paper)
+
+    return _LIST.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[3]}", text)
+
+
 def pages(folder: Path, runs: Path = COMMITTED) -> dict[Path, str]:
     """What each page should hold."""
     papers = sorted({spec.paper for spec in _specs()})
     paths = {folder / f"{paper}.md": paper for paper in papers}
+    index = folder / "index.md"
     return {
-        path: filled(path.read_text(encoding="utf-8") if path.exists() else begun(paper), runs)
-        for path, paper in paths.items()
+        index: filled_index(index.read_text(encoding="utf-8") if index.exists() else begun_index(), runs),
+        **{
+            path: filled(path.read_text(encoding="utf-8") if path.exists() else begun(paper), runs)
+            for path, paper in paths.items()
+        },
     }
 
 
