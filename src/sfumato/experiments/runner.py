@@ -241,6 +241,7 @@ def _train(job: Job, objective: Objective, rows: Rows, progress: bool) -> Run:
             objective=objective,
             ledger=ledger,  # of this training alone: see NOTE
             budget=budget,
+            device_noise=next(objective.module.parameters()).is_cuda,  # many trainings may share one host
         )
         if rows.words is not None:
             stamp(private, rows.words)
