@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from sfumato.ensembles import Iterates
 from sfumato.errors import InvalidArgument
+
+_SCORES = ("test_chosen_accuracy", "test_accuracy", "test_loss", "public_accuracy", "public_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,33 @@ class Run:
     steps_lost: int = 0
     steps_short: int = 0
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """In one line: what was done, what it cost and what came of it.
+
+        >>> history = [{"step": 3, "test_loss": 0.61, "test_accuracy": 0.84}]
+        >>> promise = {"epsilon": 0.99991, "delta": 1e-05, "private": True}
+        >>> Run(weights={}, config={"method": "dp_sgd"}, statement=promise, steps_taken=3, history=history)
+        Run(method='dp_sgd', epsilon=1, delta=1e-05, steps=3, test_accuracy=0.84)
+        """
+        shown: dict[str, Any] = {}
+        if "method" in self.config:
+            shown["method"] = repr(" on ".join(_stack(self.config["method"], self.config.get("method_options", {}))))
+        if "epsilon" in self.statement:
+            shown["epsilon"] = f"{math.ceil(self.statement['epsilon'] * 1e4) / 1e4:g}"  # never less than was spent
+            shown["delta"] = f"{self.statement['delta']:g}"
+            if not self.statement.get("private", True):
+                shown["private"] = False
+        shown["steps"] = self.steps_taken
+        if (score := self._score()) is not None:
+            shown[score] = f"{self.metrics[score]:.4g}"
+        return f"Run({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+    def _score(self) -> str | None:
+        """The name of the metric that says most: on test rows before public ones, how often before how far off."""
+        found = [name for name in self.metrics if name not in ("step", "epsilon")]
+        known = [name for name in _SCORES if name in found]
+        return next(iter([*known, *found]), None)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -79,14 +109,39 @@ class Run:
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> Run:
         """Read back what `save` wrote."""
-        from safetensors.torch import load_file
-
         path = Path(folder)
         if not (path / "run.json").exists():
             raise InvalidArgument(f"folder={str(path)!r} holds no run.json: give the folder that a training wrote.")
-        data = json.loads((path / "run.json").read_text())
-        data.pop("metrics")
+        try:
+            data = json.loads((path / "run.json").read_text())
+            data.pop("metrics")
+            run = Run(weights={}, **data)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InvalidArgument(
+                f"folder={str(path)!r} has a run.json of another kind: give the folder that a training wrote."
+            ) from None
+        ema = _read_tensors(path, "ema") if (path / "ema.safetensors").exists() else None
         text = (path / "statement.txt").read_text()
-        averaged = path / "ema.safetensors"
-        ema = load_file(averaged) if averaged.exists() else None
-        return Run(weights=load_file(path / "weights.safetensors"), ema=ema, statement_text=text, **data)
+        return replace(run, weights=_read_tensors(path, "weights"), ema=ema, statement_text=text)
+
+
+def _read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        raise InvalidArgument(f"folder={str(folder)!r} has no {path.name}: give a folder with the weights of a run.")
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except SafetensorError:
+        raise InvalidArgument(
+            f"folder={str(folder)!r} has a {path.name} that cannot be read: copy it again from where it was trained."
+        ) from None
+    return found
+
+
+def _stack(method: str, options: Mapping[str, Any]) -> list[str]:
+    """The names of a method and of those it stands on."""
+    below = options.get("method")
+    return [method] if not isinstance(below, Mapping) else [method, *_stack(below["name"], below)]

@@ -19,6 +19,7 @@ from sfumato.cli.budget import budget
 from sfumato.cli.demo import demo
 from sfumato.cli.init import init
 from sfumato.cli.interruption import Interrupted
+from sfumato.cli.predict import predict
 from sfumato.cli.report import report
 from sfumato.cli.reproduce import reproduce
 from sfumato.cli.select import select
@@ -39,6 +40,7 @@ app.command()(audit)
 app.command()(budget)
 app.command()(demo)
 app.command()(init)
+app.command()(predict)
 app.command()(report)
 app.command()(reproduce)
 app.command()(select)

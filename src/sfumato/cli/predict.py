@@ -1,0 +1,169 @@
+"""`sfumato predict`: the model of a run, applied to a file of rows."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sfumato.cli.facts import tell
+from sfumato.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfumato.cli.predict_rows import Found
+    from sfumato.cli.trained import Trained
+
+_STDOUT = Path("-")
+_FIRST = ("row", "file")  # how a file of predictions begins
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder that sfumato train wrote.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rows, in a format that sfumato train reads; labels may be missing.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The CSV file to write; - prints it instead.")] = Path(
+        "predictions.csv"
+    ),
+    score: Annotated[
+        bool, typer.Option("--score", help="Compare with the labels in FILE: accuracy and loss, told without noise.")
+    ] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="Take the moving average of the weights.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse words that [data.categories] did not declare.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Apply the model of a run to the rows of a file: each row's label with its probability, or its number.
+
+    What predictions tell about the rows that the model was trained on is covered by its guarantee, at no further cost:
+    they are post-processing of the model. The rows of FILE are not protected by it: what is told of them here is told
+    as it is, so predictions for private rows stay as private as those rows.
+    """
+    _check_out(out)
+
+    from sfumato.cli.predict_rows import read_rows
+    from sfumato.cli.trained import load
+
+    model = load(run, ema=ema)
+    found = read_rows(data, model.preprocessing, labels=score)
+    private = _is_private(model, data, found)
+    if private and score:
+        raise InvalidArgument(
+            f"data={str(data)!r} holds the private rows of this run, whose score would be told without noise: score "
+            "rows of other people."
+        )
+    if strict and found.undeclared:
+        column, count = next(iter(found.undeclared.items()))
+        raise InvalidArgument(
+            f"data={str(data)!r} has {count} words in column {column!r} that the training did not declare: leave "
+            "--strict out to take them as any other word, as it did."
+        )
+    outputs = model.scores(found.features)
+    if bad := (~outputs.isfinite().all(1)).nonzero().flatten().tolist():
+        raise InvalidArgument(
+            f"data={str(data)!r}: the model has no finite output for row {bad[0] + 1}: look for a cell that is nan, or "
+            "for a training that diverged."
+        )
+    predictions = list(_predictions(model, outputs, found))
+    facts: dict[str, Any] = {
+        "run": str(run),
+        "data": str(data),
+        "rows": len(predictions),
+        **_summary(model, predictions),
+        **(_score(model, outputs, found) if score else {}),
+        "undeclared_words": found.undeclared or None,
+        "epsilon": model.run.statement.get("epsilon"),
+        "delta": model.run.statement.get("delta"),
+        "out": None if out == _STDOUT else str(out),
+        "note": "These are the private rows: keep their predictions as private as they are." if private else None,
+    }
+    if out != _STDOUT:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            _write(file, predictions)
+    elif as_json:
+        facts["predictions"] = predictions
+    else:
+        _print(predictions)
+        return
+    tell(facts, f"Predicted by {run}", as_json=as_json)
+
+
+def _check_out(out: Path) -> None:
+    """Before anything is computed: there is a place for it, and no other file is lost."""
+    if out == _STDOUT:
+        return
+    if out.is_dir() or not out.parent.is_dir():
+        raise InvalidArgument(f"--out={str(out)!r} must name a file in a folder that exists.")
+    if out.exists():
+        with out.open(encoding="utf-8", errors="replace") as file:
+            if not file.readline().startswith(tuple(f"{name},prediction" for name in _FIRST)):
+                raise InvalidArgument(f"--out={str(out)!r} holds something else than predictions: name another file.")
+
+
+def _is_private(model: Trained, data: Path, found: Found) -> bool:
+    """Whether these rows are those that the run's config calls private, by their place."""
+    if model.private is None or data.resolve() != model.private.resolve():
+        return False
+    return found.array is None or found.array.lower() == "x"  # an NPZ file may hold private and test rows
+
+
+def _predictions(model: Trained, outputs: Tensor, found: Found) -> Iterable[dict[str, Any]]:
+    import torch
+
+    labels = model.labels(outputs)
+    said = (
+        labels.tolist() if model.classifies else [float(str(number)) for number in labels]
+    )  # no digits that say nothing
+    chances = torch.softmax(outputs.double(), 1).amax(1).tolist() if model.classifies else None
+    for k, label in enumerate(said):
+        name: dict[str, Any] = {"row": k + 1} if found.files is None else {"file": found.files[k]}
+        probability = {} if chances is None else {"probability": round(chances[k], 6)}
+        yield {**name, "prediction": label, **probability}
+
+
+def _summary(model: Trained, predictions: list[dict[str, Any]]) -> dict[str, Any]:
+    said = [line["prediction"] for line in predictions]
+    if model.classifies:
+        return {"predicted": {str(label): count for label, count in sorted(Counter(said).items())}}
+    return {"predicted": {"lowest": min(said), "mean": sum(said) / len(said), "highest": max(said)}}
+
+
+def _score(model: Trained, outputs: Tensor, found: Found) -> dict[str, float]:
+    """By the training's own losses, on outputs that are there already."""
+    import numpy as np
+    import torch
+
+    from sfumato.data.tables import class_labels
+    from sfumato.objective import cross_entropy, squared_error
+
+    assert found.labels is not None
+    same = torch.nn.Identity()
+    if not model.classifies:
+        targets = torch.from_numpy(found.labels.astype(np.float32))
+        return {"loss": float(squared_error(same, (outputs, targets)).mean())}
+    labels = torch.from_numpy(class_labels(found.labels, outputs.shape[1], "test"))
+    hits = (outputs.argmax(1) == labels).double()
+    return {"accuracy": float(hits.mean()), "loss": float(cross_entropy(same, (outputs, labels)).mean())}
+
+
+def _print(predictions: list[dict[str, Any]]) -> None:
+    try:
+        _write(sys.stdout, predictions)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; what Python still holds for it goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write(file: Any, predictions: list[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(file, list(predictions[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(predictions)

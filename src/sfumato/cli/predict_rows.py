@@ -1,0 +1,183 @@
+"""Rows to predict for, from files of the form that a model was trained on; labels may be there, and are not needed.
+
+Cells become numbers by the `Encoding` that was kept with the run, and labels are read by the code that reads those of
+test rows. As there, errors name a column and a line, and quote no cell.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.data import cells
+from sfumato.data.encoding import word
+from sfumato.data.image_files import image_files, read_images
+from sfumato.data.preprocessing import Preprocessing
+from sfumato.data.tables import Layout, layout, read_table
+from sfumato.errors import InvalidArgument
+
+Array = npt.NDArray[Any]
+_CHUNK = 8192  # rows in memory as cells at a time
+_ENDINGS = ("", "_test")  # of the arrays in an NPZ file, as for test rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a file holds: features before scaling, and where they were asked for, one label per row."""
+
+    features: Array
+    labels: npt.NDArray[np.float64] | None = None
+    files: Sequence[str] | None = None  # of images, below their folder
+    undeclared: dict[str, int] = field(default_factory=dict)  # words that no category has: how many, by column
+    array: str | None = None  # of an NPZ file
+
+
+def read_rows(path: Path, made: Preprocessing, *, labels: bool = False) -> Found:
+    """The rows of a file or folder; `labels`: also what is to be predicted, which must then be there."""
+    if not path.exists():
+        raise InvalidArgument(f"data={str(path)!r} does not exist: check the path.")
+    if made.columns:
+        return _read_cells(path, made, labels)
+    if path.is_dir():
+        return _read_images(path, made, labels)
+    if path.suffix == ".npz":
+        return _read_npz(path, labels)
+    raise InvalidArgument(
+        f"data={str(path)!r} must be an .npz file or a folder of images: the model was trained on rows without "
+        "named columns."
+    )
+
+
+# ------------------------------------------------------------------------------------------------ named columns
+
+
+def _read_cells(path: Path, made: Preprocessing, labels: bool) -> Found:
+    if not cells.has_cells(path):
+        raise InvalidArgument(
+            f"data={str(path)!r} must be a .csv or .parquet file or a dataset saved on disk: the model was trained on "
+            "named columns."
+        )
+    header, rows = _open(path, made)
+    if missing := [name for name in made.columns if name not in header]:
+        raise InvalidArgument(f"data={str(path)!r} has no column {missing[0]!r}, which the model was trained with.")
+    if labels and made.label not in header:
+        raise InvalidArgument(
+            f"data={str(path)!r} has no column {made.label!r}, which a score compares with: add it, or leave the score "
+            "out."
+        )
+    features: list[Array] = []
+    undeclared: Counter[str] = Counter()
+    line = 1 if made.encoding.columns and path.suffix in cells.CSV else 2
+    while chunk := list(islice(rows, _CHUNK)):
+        ragged = next((i for i, row in enumerate(chunk) if len(row) != len(header)), None)
+        if ragged is not None:
+            raise InvalidArgument(
+                f"data={str(path)!r} has a row with more or fewer cells than columns (about line {line + ragged}): "
+                "repair the file."
+            )
+        columns = dict(zip(header, zip(*chunk, strict=True), strict=True))
+        features.append(np.hstack([_numbers(path, made, name, columns[name], line) for name in made.columns]))
+        for name, words in made.encoding.categories.items():
+            known = {*words, *made.encoding.missing, ""}
+            undeclared[name] += sum(word(cell) not in known for cell in columns.get(name, ()))
+        line += len(chunk)
+    if not features:
+        raise InvalidArgument(f"data={str(path)!r} has no rows.")
+    found = None
+    if labels:
+        table = Layout(path, "test", (features[0].shape[1],), tuple(made.columns), made.encoding)
+        found = read_table(table, label=made.label, columns=made.columns, classes=made.classes).labels
+    return Found(features=np.concatenate(features), labels=found, undeclared=dict(+undeclared))
+
+
+def _open(path: Path, made: Preprocessing) -> tuple[list[str], Any]:
+    """The names of its columns and its rows; where names are declared, the column of labels may be left out."""
+    declared = list(made.encoding.columns)
+    rows = cells.rows(path, "data", declared)
+    first = next(rows, None)
+    if first is not None and declared and path.suffix in cells.CSV:
+        if {word(cell) for cell in first} <= set(declared):
+            # Not skipped: its columns may be in another order than those that were declared.
+            raise InvalidArgument(
+                f"data={str(path)!r} begins with a row of column names, and the model was trained on files without "
+                "one: remove that line, and keep the columns in the declared order."
+            )
+        if len(first) == len(declared) - 1:
+            declared.remove(str(made.label))
+    return cells.names(path, "data", declared), rows if first is None else chain([first], rows)
+
+
+def _numbers(path: Path, made: Preprocessing, name: str, found: Sequence[Any], line: int) -> Array:
+    try:
+        return made.encoding.encode(name, found)
+    except (TypeError, ValueError):  # it quotes the cell
+        missing = made.encoding.missing
+        bad = next(i for i, c in enumerate(found) if not cells.is_number(c) and word(c) not in missing)
+        known = f", nor one of those that mean: not known ({', '.join(missing)})" if missing else ""
+        raise InvalidArgument(
+            f"data={str(path)!r} has in column {name!r} a cell that is no number{known} (about line {line + bad}): "
+            "repair it, or remove the row."
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------ images and arrays
+
+
+def _read_images(path: Path, made: Preprocessing, labels: bool) -> Found:
+    files = image_files(path, below=True)
+    if not files:
+        raise InvalidArgument(f"data={str(path)!r} holds no images.")
+    channels = made.shape[0] if len(made.shape) == 3 else None
+    images = read_images(files, f"data={str(path)!r}", channels=channels)
+    if len(made.shape) == 3 and images.shape[1:] != tuple(made.shape):  # others may hold as many pixels
+        raise InvalidArgument(
+            f"data={str(path)!r} has images of {images.shape[3]} x {images.shape[2]} pixels, and the model was trained "
+            f"on {made.shape[2]} x {made.shape[1]}: bring them to that size."
+        )
+    names = [file.relative_to(path).as_posix() for file in files]
+    found = None
+    if labels:
+        number_of = {name: k for k, name in enumerate(made.classes or ())}
+        folders = [name.partition("/")[0] for name in names]
+        if other := next((name for name in folders if name not in number_of), None):
+            raise InvalidArgument(
+                f"data={str(path)!r} has {other!r}, which is no folder of a class: a score needs the images of each "
+                f"class in a folder of its name, {', '.join(number_of)}."
+            )
+        found = np.array([number_of[name] for name in folders], dtype=np.float64)
+    return Found(features=images, labels=found, files=names)
+
+
+def _read_npz(path: Path, labels: bool) -> Found:
+    if not zipfile.is_zipfile(path):
+        raise InvalidArgument(f"data={str(path)!r} is not an NPZ file: write it with numpy.savez.")
+    with np.load(path, allow_pickle=False) as arrays:
+        names = {name.lower(): name for name in arrays.files}
+        endings = [e for e in _ENDINGS if f"x{e}" in names]
+        if not endings:
+            raise InvalidArgument(f"data={str(path)!r} must hold an array {' or '.join(f'x{e}' for e in _ENDINGS)}.")
+        ending = next((e for e in endings if f"y{e}" in names), endings[0])
+        name = names[f"x{ending}"]
+        try:
+            features = arrays[name]
+        except (ValueError, zipfile.BadZipFile, EOFError):
+            raise InvalidArgument(f"data={str(path)!r} cannot be read as plain arrays: write it again.") from None
+    if features.dtype.kind not in "biuf" or features.ndim < 2 or not len(features):
+        raise InvalidArgument(f"data={str(path)!r}: array {name!r} must hold numbers, one row of features per example.")
+    found = None
+    if labels:
+        if f"y{ending}" not in names:
+            raise InvalidArgument(
+                f"data={str(path)!r} has no array y{ending}, which a score compares with: add it, or leave the score "
+                "out."
+            )
+        found = read_table(layout(path, "test", label=None), label=None).labels
+    return Found(features=features, labels=found, array=name)
