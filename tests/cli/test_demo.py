@@ -40,6 +40,10 @@ def test_the_demo_and_its_ledger(sfumato: Sfumato, tmp_path: Path) -> None:
         assert run.steps_taken == 12
         assert run.history[-1]["epsilon"] == pytest.approx(demo.EPSILON, abs=0.01)
 
+    page = (out / "report.html").read_text()
+    assert said["report"] == str(out / "report.html")
+    assert all(name in page for name in methods)
+
     again = sfumato("demo", "--out", out)
     assert again.status == 2
     assert "--out" in again.err
@@ -47,12 +51,13 @@ def test_the_demo_and_its_ledger(sfumato: Sfumato, tmp_path: Path) -> None:
 
 def test_the_table_says_what_each_costs_and_all_together(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [demo.Row("cold", 0.9, 2.0, "x/cold"), demo.Row("no privacy", 0.97, None)]
-    demo._show(rows, Path("x"), 1.0)
+    demo._show(rows, Path("x"), "x/report.html", 1.0)
     out = " ".join(capsys.readouterr().out.split())
     assert f"all four together {demo.BUDGET:g} x/ledger.db" in out
     assert f"together they cost epsilon {demo.BUDGET:g}" in out
     assert "cold 90.0 % 2 x/cold" in out
     assert "not private" in out
+    assert "x/report.html" in out
 
 
 def test_the_budget_covers_all_trainings_and_no_more_than_needed() -> None:

@@ -14,7 +14,7 @@ from sfumato.experiments.convex.spec import convex_names, load_convex
 from sfumato.experiments.convex.table import entries as convex_entries
 from sfumato.experiments.page import begun_index, filled_index
 from sfumato.experiments.papers import FILE, Cells, Item, counts, footnotes, items, listing, markdown, names, of_spec
-from sfumato.experiments.records import COMMITTED, all_records, records_of
+from sfumato.experiments.records import COMMITTED, all_records, by_settings
 from sfumato.experiments.spec import find_spec, spec_names
 
 NUMBERED = {"000": (12, 6), "001": (2, 3), "002": (16, 8), "003": (2, 7), "004": (0, 5)}  # tables and figures
@@ -69,12 +69,12 @@ def test_stand_ins_are_what_the_specs_have() -> None:
 
 
 def test_records_hold_what_figures_are_said_to_have_in_them() -> None:
-    committed, seen = list(all_records(COMMITTED, "paper").values()), 0
+    committed, seen = by_settings(all_records(COMMITTED, "paper").values()), 0
     for item in listing().item:
         if item.runs_of is None:
             continue
         for cell in find_spec(item.runs_of.spec).select(list(item.runs_of.rows), list(item.runs_of.columns)):
-            for record in records_of(cell, committed, "paper"):
+            for record in committed.get(cell.settings["paper"], ()):
                 held = record[item.runs_of.key]
                 wanted = {"metrics": {"last", "ema", "vote"}, "history": {"test_loss", "test_accuracy", "step"}}
                 assert wanted[item.runs_of.key] <= set(held if item.runs_of.key == "metrics" else held[-1]), item.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -345,8 +346,14 @@ def test_a_broken_record_is_not_passed_over(spec: Spec, tmp_path: Path) -> None:
 
 
 def test_pages_change_between_their_markers_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kept in (Path(__file__).parents[2] / "docs" / "papers").iterdir():
+        if not kept.name.startswith("003"):  # which is begun anew; pictures of pages that are up to date are not drawn
+            shutil.copy(kept, tmp_path)
     assert page.main([str(tmp_path)]) == 0
-    assert sorted(p.name for p in tmp_path.glob("*.md")) == ["000.md", "001.md", "002.md", "003.md", "004.md"]
+    assert sorted(p.name for p in tmp_path.glob("*.md")) == [
+        *(f"00{number}.md" for number in range(5)),
+        "index.md",
+    ]
     text = (tmp_path / "003.md").read_text()
     assert "| PDA-DPMD | 67.03 |" in text
     assert "003-table1" in text

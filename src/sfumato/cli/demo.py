@@ -49,13 +49,17 @@ def demo(
             f"--out={str(out)!r} is not an empty folder: an earlier demo's ledger remembers what was spent, so choose "
             "another folder, or delete this one."
         )
+    from sfumato.report import report
+
     start = time.perf_counter()
     rows = compare(out, seed=seed, steps=steps, progress=not as_json and sys.stdout.isatty())
+    page = str(report([out]).write(out / "report.html"))
     seconds = time.perf_counter() - start
     if as_json:
-        typer.echo(json.dumps({"rows": [vars(row) for row in rows], "together": _together(), "seconds": seconds}))
+        facts = {"rows": [vars(row) for row in rows], "together": _together(), "report": page, "seconds": seconds}
+        typer.echo(json.dumps(facts))
     else:
-        _show(rows, out, seconds)
+        _show(rows, out, page, seconds)
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ def _together() -> dict[str, float]:
     return {"epsilon": BUDGET, "delta": DELTA}
 
 
-def _show(rows: list[Row], out: Path, seconds: float) -> None:
+def _show(rows: list[Row], out: Path, page: str, seconds: float) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -255,5 +259,7 @@ def _show(rows: list[Row], out: Path, seconds: float) -> None:
         highlight=False,
     )
     console.print(
-        f"{seconds:.0f} seconds. The promise in plain words: {out / 'dope' / 'statement.txt'}", highlight=False
+        f"{seconds:.0f} seconds. The promise in plain words: {out / 'dope' / 'statement.txt'}. All of it on one page, "
+        f"to open in a browser: {page}",
+        highlight=False,
     )

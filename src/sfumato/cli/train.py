@@ -25,6 +25,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue the training in `out`, or refuse to.")
     ] = True,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html into the folder of the run, to open in a browser.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Train a model privately as a config file says, and save the run, its weights and its privacy statement."""
@@ -53,8 +56,15 @@ def train(
             "steps_short": run.steps_short,
             "metrics": {k: v for k, v in run.metrics.items() if k not in ("step", "epsilon")},
             "seconds": round(run.seconds, 3),
+            "report": _report(checked.out) if report else None,
         }
     tell(facts, title, as_json=as_json, shown=_shown(facts))
+
+
+def _report(out: Path) -> str:
+    from sfumato.report import report
+
+    return str(report([out]).write(out / "report.html"))
 
 
 def _shown(facts: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _computed(resolution: int) -> dict[str, tuple[Tensor, Tensor]]:
     images = cifar10()
     found = {}
     for name, (x, y) in (("train", images.train), ("test", images.test)):
-        found[name] = features(network, x, batch_size=64 if device.type == "cpu" else 512, progress=True).half(), y
+        found[name] = features(network, x, batch_size=8 if device.type == "cpu" else 512, progress=True).half(), y
     return found
 
 

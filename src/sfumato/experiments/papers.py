@@ -16,9 +16,9 @@ from sfumato.experiments.convex.spec import Spec as ConvexSpec
 from sfumato.experiments.convex.spec import convex_names, find_convex
 from sfumato.experiments.convex.table import entries as convex_entries
 from sfumato.experiments.reading import read, suggestion
-from sfumato.experiments.records import COMMITTED
+from sfumato.experiments.records import COMMITTED, all_records, by_settings
 from sfumato.experiments.spec import Cell, Scale, Spec, find_spec, in_order, read_toml, spec_names
-from sfumato.experiments.table import Entry, entries
+from sfumato.experiments.table import Entry, entries_among
 
 FILE = Path(__file__).parent / "papers.toml"
 State = Literal["measured", "partly", "ready", "needs data", "not planned", "no result"]
@@ -164,7 +164,8 @@ def items(scale: Scale = "paper", folder: Path = COMMITTED, convex: Path = COMMI
     >>> [item.needs for item in items() if item.name == "002-table7"]
     [('CIFAR-100', 'CrossViT and DeiT weights')]
     """
-    deep = [Cells(s, s.cells, entries(s, scale, folder)) for s in map(find_spec, spec_names())]
+    records = by_settings(all_records(folder, scale).values())
+    deep = [Cells(s, s.cells, entries_among(s, scale, records)) for s in map(find_spec, spec_names())]
     linear = [Cells(s, s.cells, convex_entries(s, convex)) for s in map(find_convex, convex_names())]
     specs = {one.spec.name: one for one in (*deep, *linear)}
     found = {name: of_spec(cells) for name, cells in specs.items()}

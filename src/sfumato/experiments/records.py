@@ -53,10 +53,13 @@ def _settings(config: str) -> Settings | None:
         return None
 
 
-def records_of(cell: Cell, records: Iterable[Record], scale: Scale) -> list[Record]:
-    """Those with the cell's settings, one per seed, by seed."""
-    found = {record["seed"]: record for record in records if has_settings(record, cell.settings[scale])}
-    return [found[seed] for seed in sorted(found)]
+def by_settings(records: Iterable[Record]) -> dict[Settings, list[Record]]:
+    """Those with the same settings together, one per seed, by seed: what cells of tables look theirs up in."""
+    found: dict[Settings, dict[int, Record]] = {}
+    for record in records:
+        if (settings := _settings(json.dumps(record["config"]))) is not None:
+            found.setdefault(settings, {})[record["seed"]] = record
+    return {settings: [seeds[seed] for seed in sorted(seeds)] for settings, seeds in found.items()}
 
 
 def reported(record: Record, cell: Cell) -> float:

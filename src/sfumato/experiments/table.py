@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sfumato.experiments.figures import Point, draw
-from sfumato.experiments.records import COMMITTED, Record, all_records, polluted, records_of, reported
+from sfumato.experiments.records import COMMITTED, Record, all_records, by_settings, polluted, reported
+from sfumato.experiments.settings import Settings
 from sfumato.experiments.spec import Cell, Place, Scale, Spec, find_spec, spec_names
 
 
@@ -42,8 +43,12 @@ class Entry:
 
 def entries(spec: Spec, scale: Scale, folder: Path = COMMITTED) -> list[Entry]:
     """All cells of a table, from the records in a folder."""
-    records = list(all_records(folder, scale).values())
-    found = [entry(cell, records_of(cell, records, scale)) for cell in spec.cells]
+    return entries_among(spec, scale, by_settings(all_records(folder, scale).values()))
+
+
+def entries_among(spec: Spec, scale: Scale, records: Mapping[Settings, Sequence[Record]]) -> list[Entry]:
+    """The same from records that were read once for several tables."""
+    found = [entry(cell, records.get(cell.settings[scale], ())) for cell in spec.cells]
     return [replace(e, column=cell.column_at(scale)) for e, cell in zip(found, spec.cells, strict=True)]
 
 

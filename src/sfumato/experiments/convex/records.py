@@ -41,12 +41,17 @@ def all_records(folder: Path, spec: Spec) -> dict[Path, Record]:
 
 
 def has_settings(record: Record, settings: Settings) -> bool:
-    return _settings(json.dumps(record["settings"])) == settings
+    return settings_of(record) == settings
+
+
+def settings_of(record: Record) -> Settings | None:
+    """None if a version made it that knew other keys."""
+    return _settings(json.dumps(record["settings"]))
 
 
 @lru_cache(maxsize=4096)
 def _settings(stored: str) -> Settings | None:
-    """Read once, though every cell of a table compares them; None if a version made it that knew other keys."""
+    """Read once, though every cell of a table compares them."""
     try:
         return read_settings(json.loads(stored), "settings")
     except InvalidArgument:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import InvalidArgument
-from sfumato.experiments.convex.records import Record, all_records
-from sfumato.experiments.convex.settings import Settings, read_settings
+from sfumato.experiments.convex.records import all_records, settings_of
 from sfumato.experiments.convex.spec import Spec, convex_names, find_convex
 from sfumato.experiments.records import COMMITTED
 from sfumato.experiments.table import Entry, measured
@@ -17,20 +15,12 @@ _DIGITS = 4  # as many as the paper gives
 
 def entries(spec: Spec, folder: Path = COMMITTED) -> list[Entry]:
     """All cells, from the records in a folder."""
-    known = [(_settings(record), record["scores"]) for record in all_records(folder, spec).values()]
+    known = [(settings_of(record), record["scores"]) for record in all_records(folder, spec).values()]
     found: list[Entry] = []
     for cell in spec.cells:
         scores: list[float] = next((scores for settings, scores in known if settings == cell.settings), [])
         found.append(measured(cell, scores, digits=_DIGITS))
     return found
-
-
-def _settings(record: Record) -> Settings | None:
-    """Read once per record, not once per cell, of which there are hundreds."""
-    try:
-        return read_settings(record["settings"], "settings")
-    except InvalidArgument:
-        return None  # made by a version that knew other keys
 
 
 def overview(folder: Path = COMMITTED) -> list[dict[str, Any]]:
