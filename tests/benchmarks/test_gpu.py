@@ -49,7 +49,7 @@ def row(workload, name, ratio, **more):
 def test_methods_run_on_images(tmp_path):
     out = tmp_path / "gpu.json"
     run = session(out)
-    names = ["sfumato", "sfumato-portable", "sfumato-origin", "sfumato-dope-multiplicity", "vmap", "vmap-plain-conv"]
+    names = ["sfumato", "sfumato-origin", "sfumato-dope-multiplicity", "vmap"]
     run.run("wrn-16-4", names, late=False)
     rows = json.loads(out.read_text())
     assert rows == run.finished()

@@ -67,7 +67,7 @@ def expected_failures(estimator: Any) -> dict[str, str]:
     return failures
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 @parametrize_with_checks(
     [
         PPSGDClassifier(**SEEDED),

@@ -12,6 +12,7 @@ from sfumato.experiments.figures import Figure, Point, draw
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("curves", [1, 8, 30])
 @pytest.mark.parametrize("panels", [1, 3])
 @pytest.mark.parametrize("name", ["method", "a method whose name is as long as those of some papers, and then some"])

@@ -30,7 +30,7 @@ def spend(where: str, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("where", ["file", SERVER])
 def test_many_processes_never_overspend_and_lose_nothing(where: str) -> None:
-    report = spend(where, "--seconds", "4")
+    report = spend(where, "--seconds", "3")
     assert report["violations"] == []
     assert report["kills"] == 2
     assert report["answers"] <= report["counted"]

@@ -66,7 +66,7 @@ def test_layer_in_every_mode(name: str, dtype: torch.dtype) -> None:
     assert not failures, failures
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("name", layers.TABLE)
 def test_views_and_offsets(name: str, dtype: torch.dtype) -> None:

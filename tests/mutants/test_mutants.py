@@ -68,6 +68,7 @@ def test_a_mutant_is_killed_by_the_audit_that_is_there_for_it(mutant: Mutant) ->
     assert EXPECTED[mutant.name] in killed_by(mutant.found())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mutant", [MUTANTS[place] for place in rights()], ids=lambda mutant: mutant.name)
 def test_the_same_audits_have_nothing_to_say_about_the_right_one(mutant: Mutant) -> None:
     verdicts = mutant.of_the_right_one()

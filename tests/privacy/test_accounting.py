@@ -116,6 +116,7 @@ TABLE_A = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("epsilon", "batch", "steps", "wor_ro", "poisson_ro", "poisson_ar"), TABLE_A)
 def test_golden_table_a(
     epsilon: float, batch: int, steps: int, wor_ro: float, poisson_ro: float, poisson_ar: float
