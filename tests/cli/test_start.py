@@ -74,6 +74,7 @@ def test_a_table_of_ones_own(sfumato: Sfumato, folder: Path, monkeypatch: pytest
             result = sfumato(*shlex.split(line)[1:])
             assert result.status == 0, result.err
             said = result.out
+            assert "leaves next to nothing" not in " ".join(f"{result.err} {result.out}".split())
         else:
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
             environment = {**os.environ, "PATH": path}
