@@ -78,7 +78,7 @@ def ratio_of(job: Job) -> float:
 
 
 def warning(job: Job) -> str | None:
-    """Said where no learning rate could save the training; that of real rows needs a ratio far below 1."""
+    """From 1 on: real rows pull in many ways, so that at 1 accuracy is near chance, and a good one needs about 0.1."""
     ratio, size = ratio_of(job), job.config.data.size
     if ratio < 1:
         return None
