@@ -30,7 +30,8 @@ def card(run: Run, *, data: Mapping[str, str] | None = None, model: str | None =
     parts += ["## How to use it", '```python\nimport sfumato\n\nmodel = sfumato.load(".")  # this folder\n```']
     parts.append(
         "`model.predict(...)` takes a file of the form that it was trained on, or an array of rows; `model.module` is "
-        "the torch module."
+        "the torch module. From the shell: `sfumato predict . people.csv`. What it is applied to is not protected by "
+        "the statement: a prediction for a private row is to be kept as private as the row."
     )
     if run.statement_text:
         parts += ["## The whole privacy statement", f"```text\n{run.statement_text.strip()}\n```"]

@@ -115,7 +115,7 @@ class Run:
         try:
             data = json.loads((path / "run.json").read_text())
             data.pop("metrics")
-            run = Run(weights={}, **data)
+            run = Run(weights={}, **{**data, **{name: dict(data[name]) for name in ("config", "statement")}})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidArgument(
                 f"folder={str(path)!r} has a run.json of another kind: give the folder that a training wrote."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable
@@ -72,5 +73,6 @@ def test_the_examples_are_taken(name: str, sfumato: Callable[..., Any], tmp_path
         arrays = {f"x_{part}": np.zeros((count, 3, 32, 32), dtype=np.uint8) for part, count in parts.items()}
         labels = {f"y_{part}": np.zeros(count) for part, count in parts.items()}
         np.savez_compressed(tmp_path / data["private"], **arrays, **labels)
-    result = sfumato("train", tmp_path / "config.toml", "--dry-run")
+    result = sfumato("train", tmp_path / "config.toml", "--dry-run", "--json")
     assert result.status == 0, result.err
+    assert json.loads(result.out)["warning"] is None

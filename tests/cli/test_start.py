@@ -74,6 +74,7 @@ def test_a_table_of_ones_own(sfumato: Sfumato, folder: Path, monkeypatch: pytest
             result = sfumato(*shlex.split(line)[1:])
             assert result.status == 0, result.err
             said = result.out
+            assert "leaves next to nothing" not in " ".join(f"{result.err} {result.out}".split())
         else:
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
             environment = {**os.environ, "PATH": path}
@@ -88,6 +89,9 @@ def test_a_table_of_ones_own(sfumato: Sfumato, folder: Path, monkeypatch: pytest
     labels = [line.rpartition(", ")[2] for line in Path("held_out.csv").read_text().split("\n") if line]
     largest = max(labels.count(label) for label in set(labels)) / len(labels)
     assert run["metrics"]["test_accuracy"] > largest + 0.05
+    predicted = [line.split(",")[1] for line in Path("predictions.csv").read_text().split("\n")[1:] if line]
+    right = [label == said for label, said in zip(labels, predicted, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(run["metrics"]["test_accuracy"])
     assert "epsilon" in Path("report.html").read_text()
 
 

@@ -1,4 +1,7 @@
-"""How long a training will take and how much memory, from a few steps on made-up rows; no row of anyone is read."""
+"""How long a training will take, how much memory, and whether its noise drowns everything; no row of anyone is read.
+
+Time and memory come from a few steps on made-up rows, the rest from public quantities.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,46 @@ def estimates(job: Job) -> dict[str, Any]:
         "seconds_estimate": _rounded(seconds * steps),
         "memory_mb_estimate": math.ceil(_bytes(job, views, expected) / 2**20),
     }
+
+
+def noise_over_signal(*, noise: float, batch: float, answers: int, parameters: int, size: int) -> float:
+    """How many times as long as the longest signal the noise of a whole training is, where rows can feel it.
+
+    In units of the clip norm: the mean gradient of a step is at most 1 long, so all steps together say at most
+    `answers`, and only if every row always pulls one way. The noise of a step has the deviation noise / batch in every
+    parameter; over all steps that grows by the square root of their number. It is felt where it lies along the
+    gradient of some row, and those of `size` rows span no more than `size` dimensions: what lies across them changes,
+    to first order, no row's loss, however many parameters there are. Momentum, decay and averages weigh the steps
+    unequally, which by Cauchy and Schwarz makes the ratio larger and never smaller.
+
+    >>> noise_over_signal(noise=2.0, batch=100, answers=100, parameters=10_000, size=2500)
+    0.1
+    """
+    return noise / batch * math.sqrt(min(parameters, size) / answers) if answers else 0.0
+
+
+def ratio_of(job: Job) -> float:
+    """The same of a training that is not yet begun."""
+    return noise_over_signal(
+        noise=job.noise,
+        batch=job.sampler.expected,
+        answers=job.answers,
+        parameters=job.parameters,
+        size=job.config.data.size,
+    )
+
+
+def warning(job: Job) -> str | None:
+    """From 1 on: real rows pull in many ways, so that at 1 accuracy is near chance, and a good one needs about 0.1."""
+    ratio, size = ratio_of(job), job.config.data.size
+    if ratio < 1:
+        return None
+    return (
+        f"[privacy] epsilon={job.config.privacy.epsilon:g} with size={size} leaves next to nothing to learn: over all "
+        f"{job.answers} steps the noise is {ratio:.2g} times as long as the gradients of all rows would be if every "
+        f"one pulled the same way, so take more epsilon, more rows, a larger batch_size or a model of fewer than "
+        f"{min(job.parameters, size)} parameters, or leave it to public rows and [warmup]."
+    )
 
 
 def made_up(job: Job, count: int) -> Batch:

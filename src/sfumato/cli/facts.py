@@ -10,9 +10,17 @@ import typer
 
 
 def tell(
-    facts: Mapping[str, Any], title: str | None = None, *, as_json: bool, shown: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any],
+    title: str | None = None,
+    *,
+    as_json: bool,
+    shown: Mapping[str, Any] | None = None,
+    aside: bool = False,
 ) -> None:
-    """Print the facts; `shown` takes their place for people, who get no line for what is not there."""
+    """Print the facts; `shown` takes their place for people, who get no line for what is not there.
+
+    `aside`: for people, on stderr, where stdout holds something else.
+    """
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -26,7 +34,7 @@ def tell(
     for name, value in (facts if shown is None else shown).items():
         if value is not None:
             table.add_row(name.replace("_", " "), in_one_line(value))
-    Console().print(table)
+    Console(stderr=aside).print(table)
 
 
 def in_one_line(value: Any) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sfumato.cli.trained import Trained
 
 _STDOUT = Path("-")
-_FIRST = ("row", "file")  # how a file of predictions begins
+_HEADERS = {f"{of},prediction{more}" for of in ("row", "file") for more in ("", ",probability")}  # of such a file
 
 
 def predict(
@@ -38,29 +38,30 @@ def predict(
     ] = False,
     ema: Annotated[bool, typer.Option("--ema", help="Take the moving average of the weights.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse words that [data.categories] did not declare.")
+        bool, typer.Option("--strict", help="Refuse words that \\[data.categories] did not declare.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Apply the model of a run to the rows of a file: each row's label with its probability, or its number.
 
-    What predictions tell about the rows that the model was trained on is covered by its guarantee, at no further cost:
-    they are post-processing of the model. The rows of FILE are not protected by it: what is told of them here is told
-    as it is, so predictions for private rows stay as private as those rows.
+    What predictions for other people tell of the private rows is covered by
+    the privacy statement, at no further cost. The rows of FILE are not: a
+    prediction for a private row is made of that row itself, and to be kept
+    as private as the row.
     """
     _check_out(out)
 
-    from sfumato.cli.predict_rows import read_rows
+    from sfumato.cli.predict_rows import holds_private, read_rows
     from sfumato.cli.trained import load
 
     model = load(run, ema=ema)
-    found = read_rows(data, model.preprocessing, labels=score)
-    private = _is_private(model, data, found)
-    if private and score:
+    private = holds_private(data, model.private)
+    if private and score:  # before a label is read
         raise InvalidArgument(
             f"data={str(data)!r} holds the private rows of this run, whose score would be told without noise: score "
             "rows of other people."
         )
+    found = read_rows(data, model.preprocessing, labels=score)
     if strict and found.undeclared:
         column, count = next(iter(found.undeclared.items()))
         raise InvalidArgument(
@@ -77,9 +78,10 @@ def predict(
     facts: dict[str, Any] = {
         "run": str(run),
         "data": str(data),
+        "array": found.array,
         "rows": len(predictions),
         **_summary(model, predictions),
-        **(_score(model, outputs, found) if score else {}),
+        **(_score(model, outputs, found, data) if score else {}),
         "undeclared_words": found.undeclared or None,
         "epsilon": model.run.statement.get("epsilon"),
         "delta": model.run.statement.get("delta"),
@@ -93,8 +95,7 @@ def predict(
         facts["predictions"] = predictions
     else:
         _print(predictions)
-        return
-    tell(facts, f"Predicted by {run}", as_json=as_json)
+    tell(facts, f"Predicted by {run}", as_json=as_json, aside=out == _STDOUT)
 
 
 def _check_out(out: Path) -> None:
@@ -103,26 +104,18 @@ def _check_out(out: Path) -> None:
         return
     if out.is_dir() or not out.parent.is_dir():
         raise InvalidArgument(f"--out={str(out)!r} must name a file in a folder that exists.")
-    if out.exists():
+    if out.is_file() and out.stat().st_size:  # a pipe is no such file: to read from it would take forever
         with out.open(encoding="utf-8", errors="replace") as file:
-            if not file.readline().startswith(tuple(f"{name},prediction" for name in _FIRST)):
+            if file.readline(100).rstrip("\r\n") not in _HEADERS:
                 raise InvalidArgument(f"--out={str(out)!r} holds something else than predictions: name another file.")
-
-
-def _is_private(model: Trained, data: Path, found: Found) -> bool:
-    """Whether these rows are those that the run's config calls private, by their place."""
-    if model.private is None or data.resolve() != model.private.resolve():
-        return False
-    return found.array is None or found.array.lower() == "x"  # an NPZ file may hold private and test rows
 
 
 def _predictions(model: Trained, outputs: Tensor, found: Found) -> Iterable[dict[str, Any]]:
     import torch
 
     labels = model.labels(outputs)
-    said = (
-        labels.tolist() if model.classifies else [float(str(number)) for number in labels]
-    )  # no digits that say nothing
+    # Of a float32, no digits that say nothing.
+    said = labels.tolist() if model.classifies else [float(str(number)) for number in labels]
     chances = torch.softmax(outputs.double(), 1).amax(1).tolist() if model.classifies else None
     for k, label in enumerate(said):
         name: dict[str, Any] = {"row": k + 1} if found.files is None else {"file": found.files[k]}
@@ -137,22 +130,27 @@ def _summary(model: Trained, predictions: list[dict[str, Any]]) -> dict[str, Any
     return {"predicted": {"lowest": min(said), "mean": sum(said) / len(said), "highest": max(said)}}
 
 
-def _score(model: Trained, outputs: Tensor, found: Found) -> dict[str, float]:
+def _score(model: Trained, outputs: Tensor, found: Found, data: Path) -> dict[str, float]:
     """By the training's own losses, on outputs that are there already."""
-    import numpy as np
     import torch
 
-    from sfumato.data.tables import class_labels
     from sfumato.objective import cross_entropy, squared_error
 
     assert found.labels is not None
+    labels = torch.from_numpy(found.labels)
     same = torch.nn.Identity()
     if not model.classifies:
-        targets = torch.from_numpy(found.labels.astype(np.float32))
-        return {"loss": float(squared_error(same, (outputs, targets)).mean())}
-    labels = torch.from_numpy(class_labels(found.labels, outputs.shape[1], "test"))
+        if not bool(labels.isfinite().all()):
+            raise InvalidArgument(f"data={str(data)!r} has labels that are not finite: remove their rows.")
+        return {"loss": float(squared_error(same, (outputs, labels.float())).mean())}
+    classes = outputs.shape[1]
+    if not bool(((labels == labels.floor()) & (labels >= 0) & (labels < classes)).all()):
+        raise InvalidArgument(
+            f"data={str(data)!r} has labels other than the whole numbers from 0 to {classes - 1}, which the model's "
+            "classes have: renumber them, or leave the score out."
+        )
     hits = (outputs.argmax(1) == labels).double()
-    return {"accuracy": float(hits.mean()), "loss": float(cross_entropy(same, (outputs, labels)).mean())}
+    return {"accuracy": float(hits.mean()), "loss": float(cross_entropy(same, (outputs, labels.long())).mean())}
 
 
 def _print(predictions: list[dict[str, Any]]) -> None:

@@ -1,11 +1,12 @@
 """Rows to predict for, from files of the form that a model was trained on; labels may be there, and are not needed.
 
-Cells become numbers by the `Encoding` that was kept with the run, and labels are read by the code that reads those of
-test rows. As there, errors name a column and a line, and quote no cell.
+Cells become numbers by the `Encoding` that was kept with the run. As for test rows, errors name a column and a line,
+and quote no cell.
 """
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from sfumato.data import cells
 from sfumato.data.encoding import word
 from sfumato.data.image_files import image_files, read_images
 from sfumato.data.preprocessing import Preprocessing
-from sfumato.data.tables import Layout, layout, read_table
 from sfumato.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
@@ -49,11 +49,23 @@ def read_rows(path: Path, made: Preprocessing, *, labels: bool = False) -> Found
     if path.is_dir():
         return _read_images(path, made, labels)
     if path.suffix == ".npz":
-        return _read_npz(path, labels)
+        return _read_npz(path, made, labels)
     raise InvalidArgument(
         f"data={str(path)!r} must be an .npz file or a folder of images: the model was trained on rows without "
         "named columns."
     )
+
+
+def holds_private(path: Path, private: Path) -> bool:
+    """Whether rows of this file are the private ones, by its place, also through links; a copy is not known as one."""
+    if not path.exists() or not private.exists():
+        return False
+    if path.samefile(private):  # an NPZ file may hold private and test rows
+        return path.suffix != ".npz" or _npz_names(path)[0].lower() == "x"
+    if not (path.is_dir() and private.is_dir()):
+        return False
+    folder = private.resolve()  # of images, of which some may be taken
+    return any(file.resolve().is_relative_to(folder) for file in image_files(path, below=True))
 
 
 # ------------------------------------------------------------------------------------------------ named columns
@@ -74,6 +86,7 @@ def _read_cells(path: Path, made: Preprocessing, labels: bool) -> Found:
             "out."
         )
     features: list[Array] = []
+    found: list[Array] = []
     undeclared: Counter[str] = Counter()
     line = 1 if made.encoding.columns and path.suffix in cells.CSV else 2
     while chunk := list(islice(rows, _CHUNK)):
@@ -85,17 +98,19 @@ def _read_cells(path: Path, made: Preprocessing, labels: bool) -> Found:
             )
         columns = dict(zip(header, zip(*chunk, strict=True), strict=True))
         features.append(np.hstack([_numbers(path, made, name, columns[name], line) for name in made.columns]))
+        if labels:
+            found.append(_labels(path, made, columns[str(made.label)], line))
         for name, words in made.encoding.categories.items():
             known = {*words, *made.encoding.missing, ""}
             undeclared[name] += sum(word(cell) not in known for cell in columns.get(name, ()))
         line += len(chunk)
     if not features:
         raise InvalidArgument(f"data={str(path)!r} has no rows.")
-    found = None
-    if labels:
-        table = Layout(path, "test", (features[0].shape[1],), tuple(made.columns), made.encoding)
-        found = read_table(table, label=made.label, columns=made.columns, classes=made.classes).labels
-    return Found(features=np.concatenate(features), labels=found, undeclared=dict(+undeclared))
+    return Found(
+        features=np.concatenate(features),
+        labels=np.concatenate(found) if labels else None,
+        undeclared=dict(+undeclared),
+    )
 
 
 def _open(path: Path, made: Preprocessing) -> tuple[list[str], Any]:
@@ -128,6 +143,22 @@ def _numbers(path: Path, made: Preprocessing, name: str, found: Sequence[Any], l
         ) from None
 
 
+def _labels(path: Path, made: Preprocessing, found: Sequence[Any], line: int) -> Array:
+    if made.classes is None:
+        bad = next((i for i, cell in enumerate(found) if not cells.is_number(cell)), None)
+        said = "a label that is no number"
+    else:
+        number_of = {label: k for k, label in enumerate(made.classes)}
+        bad = next((i for i, cell in enumerate(found) if word(cell) not in number_of), None)
+        said = f"a label other than {', '.join(number_of)}"
+    if bad is not None:
+        raise InvalidArgument(
+            f"data={str(path)!r} has in column {made.label!r} {said} (about line {line + bad}): repair it, or remove "
+            "the row."
+        )
+    return np.array([float(c) if made.classes is None else number_of[word(c)] for c in found], dtype=np.float64)
+
+
 # ------------------------------------------------------------------------------------------------ images and arrays
 
 
@@ -142,10 +173,16 @@ def _read_images(path: Path, made: Preprocessing, labels: bool) -> Found:
             f"data={str(path)!r} has images of {images.shape[3]} x {images.shape[2]} pixels, and the model was trained "
             f"on {made.shape[2]} x {made.shape[1]}: bring them to that size."
         )
+    _check_shape(path, images, made)
     names = [file.relative_to(path).as_posix() for file in files]
     found = None
     if labels:
-        number_of = {name: k for k, name in enumerate(made.classes or ())}
+        if made.classes is None:
+            raise InvalidArgument(
+                f"data={str(path)!r} is a folder, and the classes of the model have numbers and no names of folders: "
+                "leave the score out, or give an .npz file with labels."
+            )
+        number_of = {name: k for k, name in enumerate(made.classes)}
         folders = [name.partition("/")[0] for name in names]
         if other := next((name for name in folders if name not in number_of), None):
             raise InvalidArgument(
@@ -156,28 +193,47 @@ def _read_images(path: Path, made: Preprocessing, labels: bool) -> Found:
     return Found(features=images, labels=found, files=names)
 
 
-def _read_npz(path: Path, labels: bool) -> Found:
-    if not zipfile.is_zipfile(path):
-        raise InvalidArgument(f"data={str(path)!r} is not an NPZ file: write it with numpy.savez.")
-    with np.load(path, allow_pickle=False) as arrays:
-        names = {name.lower(): name for name in arrays.files}
-        endings = [e for e in _ENDINGS if f"x{e}" in names]
-        if not endings:
-            raise InvalidArgument(f"data={str(path)!r} must hold an array {' or '.join(f'x{e}' for e in _ENDINGS)}.")
-        ending = next((e for e in endings if f"y{e}" in names), endings[0])
-        name = names[f"x{ending}"]
-        try:
+def _read_npz(path: Path, made: Preprocessing, labels: bool) -> Found:
+    name, name_of_labels = _npz_names(path)
+    if labels and name_of_labels is None:
+        raise InvalidArgument(
+            f"data={str(path)!r} has no array {'y' + name[1:]!r}, which a score compares "
+            "with: add it, or leave the score out."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
             features = arrays[name]
-        except (ValueError, zipfile.BadZipFile, EOFError):
-            raise InvalidArgument(f"data={str(path)!r} cannot be read as plain arrays: write it again.") from None
+            found = arrays[name_of_labels] if labels else None
+    except (ValueError, zipfile.BadZipFile, EOFError):
+        raise InvalidArgument(f"data={str(path)!r} cannot be read as plain arrays: write it again.") from None
     if features.dtype.kind not in "biuf" or features.ndim < 2 or not len(features):
         raise InvalidArgument(f"data={str(path)!r}: array {name!r} must hold numbers, one row of features per example.")
-    found = None
-    if labels:
-        if f"y{ending}" not in names:
-            raise InvalidArgument(
-                f"data={str(path)!r} has no array y{ending}, which a score compares with: add it, or leave the score "
-                "out."
-            )
-        found = read_table(layout(path, "test", label=None), label=None).labels
-    return Found(features=features, labels=found, array=name)
+    if found is not None and (found.dtype.kind not in "biuf" or found.shape != features.shape[:1]):
+        raise InvalidArgument(
+            f"data={str(path)!r}: array {name_of_labels!r} must hold one number per row of {name!r}, which a score "
+            "compares with."
+        )
+    _check_shape(path, features, made)
+    return Found(features=features, labels=None if found is None else found.astype(np.float64), array=name)
+
+
+def _npz_names(path: Path) -> tuple[str, str | None]:
+    """The arrays of features and, where there are some, of their labels: X and y before x_test and y_test."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = {name.removesuffix(".npy").lower(): name.removesuffix(".npy") for name in archive.namelist()}
+    except zipfile.BadZipFile:
+        raise InvalidArgument(f"data={str(path)!r} is not an NPZ file: write it with numpy.savez.") from None
+    endings = [e for e in _ENDINGS if f"x{e}" in found]
+    if not endings:
+        raise InvalidArgument(f"data={str(path)!r} must hold an array {' or '.join(f'x{e}' for e in _ENDINGS)}.")
+    ending = next((e for e in endings if f"y{e}" in found), endings[0])
+    return found[f"x{ending}"], found.get(f"y{ending}")
+
+
+def _check_shape(path: Path, features: Array, made: Preprocessing) -> None:
+    if math.prod(features.shape[1:]) != math.prod(made.shape):
+        raise InvalidArgument(
+            f"data={str(path)!r} has rows of shape {features.shape[1:]}, and the model was trained on "
+            f"{tuple(made.shape)}: give the same features."
+        )

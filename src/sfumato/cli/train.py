@@ -41,6 +41,11 @@ def train(
     if dry_run:
         facts, title = _plan(job), f"Plan of {config} (no private value was read, nothing was written)"
     else:
+        from sfumato.cli.estimates import warning
+
+        warned = warning(job)
+        if warned is not None and not as_json:  # before anything is charged
+            typer.echo(f"sfumato: {warned}", err=True)
         begun = checked.checkpoint.exists()
         run = execute(job, resume=resume, progress=not as_json and sys.stdout.isatty())
         title = f"Trained as {config} says{', from the checkpoint on' if begun else ''}"
@@ -57,6 +62,7 @@ def train(
             "metrics": {k: v for k, v in run.metrics.items() if k not in ("step", "epsilon")},
             "seconds": round(run.seconds, 3),
             "report": _report(checked.out) if report else None,
+            "warning": warned,
         }
     tell(facts, title, as_json=as_json, shown=_shown(facts))
 
@@ -82,7 +88,7 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(job: Job) -> dict[str, Any]:
-    from sfumato.cli.estimates import estimates
+    from sfumato.cli.estimates import estimates, ratio_of, warning
 
     config, cost = job.config, job.cost
     training, privacy = config.training, config.privacy
@@ -110,12 +116,14 @@ def _plan(job: Job) -> dict[str, Any]:
         "public_in_batch": job.joining,
         "sampling": training.sampling,
         "parameters": job.parameters,
+        "noise_over_signal": float(f"{ratio_of(job):.3g}"),
         **estimates(job),
         "features": list(job.layouts["private"].columns) or None,
         "continues": config.checkpoint.exists(),
         "fits_the_ledger": _fits(job),
         "ledger": without_password(config.ledger),
         "would_write": [str(path) for path in job.would_write()],
+        "warning": warning(job),
     }
 
 

@@ -38,7 +38,7 @@ class Trained:
     preprocessing: Preprocessing
     classifies: bool
     kind: str  # of the model, as its config says
-    private: Path | None = None  # where the private rows were, as its config says
+    private: Path  # where its rows were, as its config says
 
     def __repr__(self) -> str:
         """In one line: the weights are in `module`."""
@@ -104,7 +104,7 @@ def load(folder: str | os.PathLike[str], *, ema: bool = False) -> Trained:
     try:
         preprocessing = Preprocessing.from_json(facts)
         home = ConfigFile(path=path / facts["config_folder"] / "config.toml", given=frozenset())
-        model, loss, private = config["model"], config["training"]["loss"], config["data"]["private"]
+        model, loss, private = dict(config["model"]), config["training"]["loss"], home.file(config["data"]["private"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(
             f"folder={str(path)!r} has a {PREPROCESSING} or config.json that was not written by `sfumato train` "
@@ -119,7 +119,7 @@ def load(folder: str | os.PathLike[str], *, ema: bool = False) -> Trained:
         preprocessing=preprocessing,
         classifies=loss == "cross-entropy",
         kind=section.kind,
-        private=home.file(private),
+        private=private,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from sfumato.experiments.figures import Point, draw
 from sfumato.experiments.records import COMMITTED, Record, all_records, by_settings, polluted, reported
 from sfumato.experiments.settings import Settings
-from sfumato.experiments.spec import Cell, Place, Scale, Spec, find_spec, spec_names
+from sfumato.experiments.spec import Cell, Place, Scale, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,22 +92,6 @@ def drawn(spec: Spec, path: Path, scale: Scale = "paper", folder: Path = COMMITT
     figure = spec.figure if scale == "paper" else replace(spec.figure, x=f"{spec.figure.x} ({scale} scale)")
     draw(spec.name, figure, {"": curves}, path)
     return True
-
-
-def overview(scale: Scale, folder: Path = COMMITTED) -> list[dict[str, Any]]:
-    """All specs, and how far each is measured."""
-    return [_summary(find_spec(name), entries(find_spec(name), scale, folder)) for name in spec_names()]
-
-
-def _summary(spec: Spec, found: list[Entry]) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "title": spec.title,
-        "paper": spec.paper,
-        "where": spec.where,
-        "cells": len(found),
-        "measured": sum(e.ours is not None for e in found),
-    }
 
 
 def grid(found: list[Entry]) -> tuple[list[str], list[tuple[str, list[Entry | None]]]]:

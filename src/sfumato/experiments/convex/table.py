@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from sfumato.experiments.convex.records import all_records, settings_of
-from sfumato.experiments.convex.spec import Spec, convex_names, find_convex
+from sfumato.experiments.convex.spec import Spec
 from sfumato.experiments.records import COMMITTED
 from sfumato.experiments.table import Entry, measured
 
@@ -21,22 +20,6 @@ def entries(spec: Spec, folder: Path = COMMITTED) -> list[Entry]:
         scores: list[float] = next((scores for settings, scores in known if settings == cell.settings), [])
         found.append(measured(cell, scores, digits=_DIGITS))
     return found
-
-
-def overview(folder: Path = COMMITTED) -> list[dict[str, Any]]:
-    """All convex specs, and how far each is measured; the same keys as those of the other experiments."""
-    return [_summary(find_convex(name), folder) for name in convex_names()]
-
-
-def _summary(spec: Spec, folder: Path) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "title": spec.title,
-        "paper": spec.paper,
-        "where": spec.where,
-        "cells": len(spec.cells),
-        "measured": sum(e.ours is not None for e in entries(spec, folder)),
-    }
 
 
 def markdown(spec: Spec, folder: Path = COMMITTED) -> str:
