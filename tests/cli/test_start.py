@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.cli.transcript import BLOCKS, ROOT, commands, commands_of, labels
+
 Sfumato = Callable[..., Any]
-ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "start.md").read_text()
+TRANSCRIPT = (ROOT / "docs" / "transcript.md").read_text(encoding="utf-8")
 WORDS = {
     1: ["Private", "State-gov", "?"],
     3: ["Bachelors", "HS-grad"],
@@ -29,12 +30,6 @@ WORDS = {
     9: ["Female", "Male"],
     13: ["Cuba", "United-States"],
 }
-
-
-def commands(name: str) -> list[str]:
-    block = re.search(rf"<!-- {name} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
-    assert block is not None
-    return block[1].splitlines()
 
 
 def made_up(rows: int, seed: int, stop: str = "") -> str:
@@ -67,13 +62,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_a_table_of_ones_own(sfumato: Sfumato, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    told = commands("table")
-    assert len(told) < 10
-    for line in told:
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = {}
+    for line in (*commands("table"), *commands("after")):
         if line.startswith("sfumato "):
             result = sfumato(*shlex.split(line)[1:])
             assert result.status == 0, result.err
-            said = result.out
+            printed[line] = result.out
             assert "leaves next to nothing" not in " ".join(f"{result.err} {result.out}".split())
         else:
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -82,27 +77,37 @@ def test_a_table_of_ones_own(sfumato: Sfumato, folder: Path, monkeypatch: pytest
                 ["bash", "-euo", "pipefail", "-c", line], env=environment, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stderr
-            said = done.stdout
-    assert "50K" in said  # what was predicted
+            printed[line] = done.stdout
+    python = next(said for line, said in printed.items() if line.startswith("python"))
+    assert "50K" in python  # what was predicted
     run = json.loads(Path("runs/adult/run.json").read_text())
     assert run["statement"]["epsilon"] <= 1
-    labels = [line.rpartition(", ")[2] for line in Path("held_out.csv").read_text().split("\n") if line]
-    largest = max(labels.count(label) for label in set(labels)) / len(labels)
+    known = [line.rpartition(", ")[2] for line in Path("held_out.csv").read_text().split("\n") if line]
+    largest = max(known.count(label) for label in set(known)) / len(known)
     assert run["metrics"]["test_accuracy"] > largest + 0.05
     predicted = [line.split(",")[1] for line in Path("predictions.csv").read_text().split("\n")[1:] if line]
-    right = [label == said for label, said in zip(labels, predicted, strict=True)]
+    right = [label == said for label, said in zip(known, predicted, strict=True)]
     assert sum(right) / len(right) == pytest.approx(run["metrics"]["test_accuracy"])
-    assert "epsilon" in Path("report.html").read_text()
+    assert "epsilon" in Path("runs/adult/report.html").read_text()
+    # The transcript shows what is printed today: the same lines, whatever their figures.
+    shown = dict(re.findall(r"^\$ (.*)\n((?:(?!```).*\n)*)", TRANSCRIPT, re.MULTILINE))
+    for line in ("sfumato train config.toml --dry-run", "sfumato train config.toml --report"):
+        assert len(labels(shown[line])) > 8
+        assert labels(shown[line]) == labels(printed[line])
+
+
+def test_the_transcript_has_all_commands_which_are_few() -> None:
+    assert commands_of(TRANSCRIPT) == [line for name in BLOCKS for line in commands(name)]
+    assert len(commands("demo")) + len(commands("table")) < 10
 
 
 def test_the_demo_and_its_report(sfumato: Sfumato, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `git clone` and the environment that make sets up; with fewer steps."""
-    clone, make, report = commands("demo")
+    clone, make, path = commands("demo")
     assert clone.startswith("git clone")
     assert make == "make demo"
+    assert path.startswith("export PATH")
     assert re.search(r"^demo:.*\n\t\$\(BIN\)/sfumato demo$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     assert sfumato("demo", "--steps", 2, "--json").status == 0
-    result = sfumato(*shlex.split(report)[1:])
-    assert result.status == 0, result.err
-    assert Path("report.html").stat().st_size > 10_000
+    assert Path("runs/demo/report.html").stat().st_size > 10_000
