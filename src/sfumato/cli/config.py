@@ -23,8 +23,18 @@ from sfumato.cli.sections import (
     MethodSection,
     ModelSection,
     PrivacySection,
+    SynthesisSection,
     TrainingSection,
     WarmupSection,
+)
+from sfumato.cli.synthesize_config import DataSection as PublicSection
+from sfumato.cli.synthesize_config import (
+    GeneratorSection,
+    MeasureSection,
+    OutputSection,
+    SynthesisConfig,
+    check_held_out,
+    check_synthesis,
 )
 from sfumato.errors import InvalidArgument
 from sfumato.reading import read_toml, suggestion
@@ -39,6 +49,7 @@ class Config(ConfigFile):
     privacy: PrivacySection
     training: TrainingSection
     method: MethodSection
+    synthesis: SynthesisSection | None
     warmup: WarmupSection | None
 
     @property
@@ -57,6 +68,31 @@ class Config(ConfigFile):
     @property
     def ledger(self) -> str:
         return self.place(self.privacy.ledger)
+
+    @property
+    def making(self) -> SynthesisConfig | None:
+        """[synthesis] as `sfumato synthesize` knows it, with a folder in `out`."""
+        own, public = self.synthesis, self.data.public
+        if own is None or public is None:
+            return None
+        below = {name.removeprefix("synthesis.") for name in self.given if name.startswith("synthesis.")}
+        return SynthesisConfig(
+            path=self.path,
+            given=frozenset(name if "." in name else f"data.{name}" for name in below),
+            data=PublicSection(
+                public=public,
+                target="class" if self.training.loss == "cross-entropy" else "number",
+                categorical=tuple(own.categorical),
+                held_out=own.held_out,
+                seed=own.seed,
+            ),
+            generator=own.generator or GeneratorSection(),
+            guidance=own.guidance,
+            sample=own.sample,
+            measure=own.measure or MeasureSection(),
+            output=OutputSection(folder=str(Path(self.training.out) / "synthetic")),
+            within="synthesis",
+        )
 
 
 SECTIONS = sections_of(Config)
@@ -105,6 +141,7 @@ def check_config(path: Path, raw: Mapping[str, Any]) -> Config:
     _check_columns(config.data)
     _check_method(config)
     _check_training(config)
+    _check_synthesis(config)
     return config
 
 
@@ -218,3 +255,18 @@ def _check_training(config: Config) -> None:
         raise InvalidArgument("[warmup] momentum has no meaning for optimizer='adamw': leave it out.")
     if warmup.adaptive and not warmup.sam_radius:
         raise InvalidArgument("[warmup] adaptive=true needs sam_radius: give it, 0.5 for instance, or leave both out.")
+
+
+def _check_synthesis(config: Config) -> None:
+    if config.synthesis is None:
+        return
+    making = config.making
+    if making is None:
+        raise InvalidArgument("[synthesis] needs public rows: give [data] public, or leave the section out.")
+    if config.data.synthetic is not None:
+        raise InvalidArgument(
+            f"[synthesis] makes public rows, and [data] synthetic={config.data.synthetic!r} names some that are made: "
+            "leave one of them out."
+        )
+    check_synthesis(making)
+    check_held_out(making, config.synthesis.held_out + config.training.choose)  # the generator sees neither

@@ -11,6 +11,7 @@ import typer
 
 from sfumato.cli.config_file import without_password
 from sfumato.cli.facts import in_one_line, tell
+from sfumato.errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from sfumato.cli.config import Config
@@ -39,6 +40,7 @@ def train(
         facts, title = _plan(job), f"Plan of {config} (no private value was read, nothing was written)"
     else:
         begun = checked.checkpoint.exists()
+        _check_room(job)
         run = execute(job, resume=resume, progress=not as_json and sys.stdout.isatty())
         title = f"Trained as {config} says{', from the checkpoint on' if begun else ''}"
         facts = {
@@ -51,6 +53,7 @@ def train(
             "steps_taken": run.steps_taken,
             "steps_lost": run.steps_lost,
             "steps_short": run.steps_short,
+            "synthesis": _made(job),
             "metrics": {k: v for k, v in run.metrics.items() if k not in ("step", "epsilon")},
             "seconds": round(run.seconds, 3),
         }
@@ -63,6 +66,8 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
     for name, value in facts.items():
         if name == "metrics":
             shown |= value
+        elif name == "synthesis" and value is not None:
+            shown["synthesis"] = {k: v for k, v in value.items() if v != []}
         elif name == "method":
             shown["method"] = " on ".join(value)
             shown |= {f"  {layer}": in_one_line(options) for layer, options in value.items()}
@@ -73,6 +78,7 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _plan(job: Job) -> dict[str, Any]:
     from sfumato.cli.estimates import estimates
+    from sfumato.cli.train_synthesis import planned
 
     config, cost = job.config, job.cost
     training, privacy = config.training, config.privacy
@@ -88,6 +94,7 @@ def _plan(job: Job) -> dict[str, Any]:
         "accountant": cost.accountant,
         "setting": _setting(config),
         "method": _method(job),
+        "synthesis": None if job.making is None else planned(job.making),
         "warmup": None if config.warmup is None else vars(config.warmup),
         "optimizer": training.optimizer,
         "learning_rate": training.learning_rate,
@@ -107,6 +114,30 @@ def _plan(job: Job) -> dict[str, Any]:
         "ledger": without_password(config.ledger),
         "would_write": [str(path) for path in job.would_write()],
     }
+
+
+def _made(job: Job) -> dict[str, Any] | None:
+    """Of the rows that were made, what `sfumato synthesize` says of them."""
+    from sfumato.cli.synthesize_facts import result
+    from sfumato.cli.synthesize_job import finished
+
+    making = job.making
+    provenance = None if making is None else finished(making)
+    if making is None or provenance is None:
+        return None
+    wanted = ("folder", "rows", "trained_on", "held_out", "measures", "seconds")
+    return {name: value for name, value in result(making.config, provenance).items() if name in wanted}
+
+
+def _check_room(job: Job) -> None:
+    """Raise before rows are made for a training that the ledger would not let begin."""
+    if job.making is None or _fits(job) is not False:
+        return
+    config = job.config
+    raise BudgetExceeded(
+        f"[privacy] epsilon={config.privacy.epsilon:g} does not fit into what the ledger has left for the dataset "
+        f"{config.data.name!r}, so no rows were made for it: lower it, or see sfumato budget."
+    )
 
 
 def _fits(job: Job) -> bool | None:
