@@ -19,6 +19,7 @@ from sfumato.cli.config_file import (
 from sfumato.cli.sections import (
     METHODS,
     USED_BY,
+    AfterwardsSection,
     DataSection,
     MethodSection,
     ModelSection,
@@ -51,6 +52,7 @@ class Config(ConfigFile):
     method: MethodSection
     synthesis: SynthesisSection | None
     warmup: WarmupSection | None
+    afterwards: AfterwardsSection | None
 
     @property
     def out(self) -> Path:
@@ -104,6 +106,7 @@ _CHOICES = {
     "training.loss": ("cross-entropy", "squared-error"),
     "training.optimizer": ("sgd", "adamw"),
     "warmup.optimizer": ("sgd", "adamw"),
+    "afterwards.voters": ("threshold", "top-k"),
 }
 _RANGES = {
     "at least 1": """
@@ -112,7 +115,7 @@ _RANGES = {
     """,
     "a positive, finite number": """
         privacy.epsilon privacy.budget training.clip training.learning_rate method.damping method.answer_clip
-        method.radius warmup.learning_rate
+        method.radius warmup.learning_rate afterwards.epsilon
     """,
     "a positive number, or inf": "method.decay_steps method.origin_clip",
     "a finite number of at least 0": """
@@ -122,6 +125,7 @@ _RANGES = {
     "at least 0 and below 1": """
         training.momentum training.choose method.origin_memory method.scale_memory warmup.momentum
     """,
+    "above 0 and below 1": "afterwards.support",
     "between 0 and 1": "method.alpha_min",
 }
 
@@ -247,6 +251,7 @@ def _check_training(config: Config) -> None:
             f"[training] views={training.views} would all be alike: give crop, flip or cutout for images, or method "
             "weight-multiplicity."
         )
+    _check_afterwards(config)
     if warmup is None:
         return
     if config.data.public is None:
@@ -255,6 +260,22 @@ def _check_training(config: Config) -> None:
         raise InvalidArgument("[warmup] momentum has no meaning for optimizer='adamw': leave it out.")
     if warmup.adaptive and not warmup.sam_radius:
         raise InvalidArgument("[warmup] adaptive=true needs sam_radius: give it, 0.5 for instance, or leave both out.")
+
+
+def _check_afterwards(config: Config) -> None:
+    wished, epsilon = config.afterwards, config.privacy.epsilon
+    if wished is None:
+        return
+    if wished.epsilon >= epsilon:
+        raise InvalidArgument(
+            f"[afterwards] epsilon={wished.epsilon:g} must be below [privacy] epsilon={epsilon:g}, of which it is a "
+            "part: lower it, or raise the other."
+        )
+    if config.training.loss != "cross-entropy":
+        raise InvalidArgument(
+            f"[afterwards] is for sfumato select, which is of classifiers, and [training] has "
+            f"loss={config.training.loss!r}: leave the section out."
+        )
 
 
 def _check_synthesis(config: Config) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from sfumato.cli.config import Config
 from sfumato.cli.interruption import RESUMABLE, interruptible
 from sfumato.cli.method import AUTO, Layer, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
+from sfumato.cli.near_private import reserved_by, reserved_mechanisms
 from sfumato.cli.record import check_unchanged, read_record, recorded
 from sfumato.cli.synthesize_job import Job as Making
 from sfumato.cli.train_public import judges, public_rows, trained_on
@@ -40,7 +41,7 @@ from sfumato.privacy import accounting, calibration
 from sfumato.privacy.accounting import Cost
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
-from sfumato.private import Private
+from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.reading import suggestion
 from sfumato.training import train
@@ -68,10 +69,17 @@ class Job:
     noise: float
     cost: Cost
     making: Making | None = None  # of more public rows, before anything else
+    later: tuple[Mechanism, ...] = ()  # what is reserved for after the training, in one plan with it
 
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.objective.parameters().values())
+
+    def planned(self) -> list[Mechanism]:
+        """All that the ledger is asked for."""
+        times = self.answers + self.config.training.reserve
+        steps = Mechanism(question="GradientMean", noise=Gaussian(self.noise), sampler=self.sampler, times=times)
+        return [steps, *self.later]
 
     def would_write(self) -> list[Path]:
         names = ["run.json", "weights.safetensors", "statement.txt", "checkpoint.pt", "config.json"]
@@ -106,8 +114,9 @@ def prepare(config: Config) -> Job:
     sampler, joining = _sampling(config, layouts)
     method = stacked(layers(config, AUTO, (sampler.expected, joining)))  # how it clips is all the same here
     answers = algorithm(method).answers(config.training.steps)
-    noise, cost = _calibrated(config, sampler, answers + config.training.reserve)
-    return Job(config, layouts, objective, sampler, joining, answers, noise, cost, making)
+    later = tuple(reserved_mechanisms(config))
+    noise, cost = _calibrated(config, sampler, answers + config.training.reserve, later)
+    return Job(config, layouts, objective, sampler, joining, answers, noise, cost, making, later)
 
 
 def layout_of(config: Config, role: Role, name: str) -> Layout:
@@ -156,14 +165,14 @@ def _sampling(config: Config, layouts: Mapping[Role, Layout]) -> tuple[Sampler, 
     return make_sampler(training.sampling, size, private), joining
 
 
-def _calibrated(config: Config, sampler: Sampler, times: int) -> tuple[float, Cost]:
+def _calibrated(config: Config, sampler: Sampler, times: int, later: Sequence[Mechanism]) -> tuple[float, Cost]:
     """The noise that the training will use, and what it will cost; refuses what no accountant can do."""
     privacy, adjacency = config.privacy, Adjacency(config.privacy.adjacency)
     noise = calibration.noise_multiplier(
-        epsilon=privacy.epsilon, delta=privacy.delta, sampler=sampler, steps=times, adjacency=adjacency
+        epsilon=privacy.epsilon, delta=privacy.delta, sampler=sampler, steps=times, adjacency=adjacency, extra=later
     )
     planned = Mechanism(question="GradientMean", noise=Gaussian(noise), sampler=sampler, times=times)
-    return noise, accounting.epsilon([planned], delta=privacy.delta, adjacency=adjacency)
+    return noise, accounting.epsilon([planned, *later], delta=privacy.delta, adjacency=adjacency)
 
 
 def execute(job: Job, *, resume: bool, progress: bool) -> Run:
@@ -216,6 +225,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
             steps=training.steps,
             sampler=job.sampler,
             reserve=training.reserve,
+            afterwards=_lines(config, private),
             optimizer=_optimizer(config),
             evaluate_every=training.evaluate_every,
             ema=training.ema,
@@ -299,6 +309,11 @@ def _ensembles(objective: Objective, iterates: Iterates, test: Public) -> dict[s
         "logits": mean_logits(module, iterates, inputs).argmax(1),
     }
     return {f"test_{name}_accuracy": float((found == labels).double().mean()) for name, found in guesses.items()}
+
+
+def _lines(config: Config, private: Private) -> tuple[Planned, ...]:
+    found = reserved_by(config)
+    return () if found is None else found[0].lines(private, pca=found[1].pca, support=found[1].support)
 
 
 def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:

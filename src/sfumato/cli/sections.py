@@ -136,6 +136,15 @@ class SynthesisSection:
     seed: int = 0  # of which these are
 
 
+@dataclass(frozen=True, kw_only=True)
+class AfterwardsSection:
+    """The two questions of near-private, reserved in one plan with the training for a later `sfumato select`."""
+
+    epsilon: float  # what both would cost without the training; a part of [privacy] epsilon
+    support: float = 0.5  # the share of it for counting votes; the rest is for the principal directions
+    voters: str = "threshold"  # or "top-k"
+
+
 METHODS = ("ada-dps", "mirror-descent", "dope-sgd", "shrunk-origin", "weight-multiplicity", "dp-sgd")  # outermost first
 
 USED_BY = {

@@ -96,6 +96,7 @@ def _plan(job: Job) -> dict[str, Any]:
         "method": _method(job),
         "synthesis": None if job.making is None else planned(job.making),
         "warmup": None if config.warmup is None else vars(config.warmup),
+        "afterwards": _afterwards(job),
         "optimizer": training.optimizer,
         "learning_rate": training.learning_rate,
         "momentum": training.momentum or None,
@@ -114,6 +115,14 @@ def _plan(job: Job) -> dict[str, Any]:
         "ledger": without_password(config.ledger),
         "would_write": [str(path) for path in job.would_write()],
     }
+
+
+def _afterwards(job: Job) -> dict[str, Any] | None:
+    """What is reserved for `sfumato select`, and with how much noise."""
+    wished = job.config.afterwards
+    if wished is None:
+        return None
+    return {**vars(wished), "noise_multipliers": {line.question: line.noise.scale for line in job.later}}
 
 
 def _made(job: Job) -> dict[str, Any] | None:
@@ -143,8 +152,6 @@ def _check_room(job: Job) -> None:
 def _fits(job: Job) -> bool | None:
     """Whether the ledger would let it begin now, by looking alone; None where it goes on with what was paid for."""
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.mechanisms import Gaussian, Mechanism
-    from sfumato.questions import GradientMean
 
     config = job.config
     if config.checkpoint.exists():
@@ -155,9 +162,7 @@ def _fits(job: Job) -> bool | None:
     with Ledger(place, make=False) as ledger:
         if config.data.name not in ledger.account_names():
             return True
-        times = job.answers + config.training.reserve
-        line = Mechanism(question=GradientMean.kind(), noise=Gaussian(job.noise), sampler=job.sampler, times=times)
-        return ledger.account(config.data.name).quote([line]).fits
+        return ledger.account(config.data.name).quote(job.planned()).fits
 
 
 def _setting(config: Config) -> str:
