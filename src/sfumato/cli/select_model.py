@@ -25,15 +25,13 @@ def finished_run(folder: Path) -> tuple[Run, dict[str, Any]]:
     """The run, and the config that `sfumato train` or this command left beside it, if any."""
     from safetensors import SafetensorError
 
+    if not (folder / "run.json").exists():
+        raise InvalidArgument(f"[model] weights={str(folder)!r} holds no run.json: give the folder of a training.")
     try:
         run = Run.load(folder)
         path = folder / "config.json"
         trained: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"[model] weights={str(folder)!r} holds no run.json: give the folder of a training."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+    except (InvalidArgument, OSError, ValueError, KeyError, TypeError, SafetensorError):
         raise InvalidArgument(
             f"[model] weights={str(folder)!r} holds a run that is damaged: give another one."
         ) from None
