@@ -152,6 +152,8 @@ def test_images_are_made_and_trained_on(sfumato: Sfumato, digits: Path, handed: 
     assert torch.allclose(features[100:].reshape(30, 64), torch.from_numpy(x).float() / 16)
     assert "made of the public rows" in (digits.parent / "runs/a/README.md").read_text()
     assert trained(sfumato, digits, "--dry-run")["synthesis"]["finished"] is True
+    report = json.loads(sfumato("report", digits.parent / "runs", "--json").out)
+    assert [(one["name"], one["rows"]) for one in report["syntheses"]] == [("synthetic", 30)]
 
 
 def test_rows_that_judge_are_not_shown_to_the_generator(sfumato: Sfumato, digits: Path, handed: list[Public]) -> None:
