@@ -35,7 +35,7 @@ def check_keys(kind: type[Any], raw: Any, where: str) -> None:
             raise InvalidArgument(f"{where} has no key {key!r}{suggestion(key, hints)}")
         inner = table_in(hints[key])
         if inner is not None and isinstance(value, Mapping):
-            check_keys(inner, value, f"{where}, {key}")
+            check_keys(inner, value, _inside(where, key))
         elif not _fits(value, hints[key]):
             raise InvalidArgument(f"{where} {key}={value!r} must be {_describe(hints[key])}.")
 
@@ -47,7 +47,12 @@ def read(kind: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     for name in required(kind):
         if name not in raw:
             raise InvalidArgument(f"{where} lacks the key {name!r}: add it.")
-    return kind(**{key: _converted(value, hints[key], f"{where}, {key}") for key, value in raw.items()})
+    return kind(**{key: _converted(value, hints[key], _inside(where, key)) for key, value in raw.items()})
+
+
+def _inside(where: str, key: str) -> str:
+    """A table in another one: that of a section as TOML calls it."""
+    return f"{where[:-1]}.{key}]" if where.startswith("[") and where.endswith("]") else f"{where}, {key}"
 
 
 def required(kind: type[Any]) -> list[str]:

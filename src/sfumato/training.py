@@ -146,7 +146,7 @@ def train(
         average=Ema(objective.parameters()) if ema else None,
     )
     path = None if checkpoint is None else Path(checkpoint)
-    key = None if path is None else group.first(partial(_resume_key, name, path))
+    key = None if path is None else group.first(partial(plan_key, path, name))
     with ExitStack() as held:
         group.only_first(lambda: held.enter_context(held_checkpoint(path)))
         known = None if key is None else _known_plan(private, key)
@@ -307,8 +307,11 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v if isinstance(v, bool | int | float | str | None) else repr(v) for k, v in options.items()}
 
 
-def _resume_key(name: str, path: Path) -> str:
-    """Short, whatever the path: databases limit the length of a key."""
+def plan_key(path: Path, name: str = "training") -> str:
+    """Under which the ledger knows the plan of a training with this checkpoint.
+
+    Short, whatever the path: databases limit the length of a key.
+    """
     return f"{name}:{path.name}:{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
 
 

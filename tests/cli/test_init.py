@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,9 @@ def test_from_raw_files_to_a_model(sfumato: Sfumato, people: Path) -> None:
     assert trained["epsilon"] <= 4
     assert trained["metrics"]["test_accuracy"] > 0.8  # always guessing the larger class has about 0.6
 
+    made = with_synthesis(sfumato, people / "config.toml")["synthesis"]
+    assert (made["generator"], made["rows"], made["samples"]) == ("Gaussian copula", 200, 400)
+
 
 def test_no_private_row_is_read(sfumato: Sfumato, people: Path) -> None:
     (people / "private.data").write_bytes(b"\xff\xfe not even text")
@@ -125,6 +129,18 @@ def test_arrays_of_images(sfumato: Sfumato, tmp_path: Path) -> None:
     assert found["model"] == {"kind": "cnn", "outputs": 4, "shape": [1, 16, 16]}
     assert found["data"]["range"] == [0, 255]
     assert sfumato("train", tmp_path / "config.toml", "--dry-run").status == 0
+    assert "synthesis" not in found
+    assert with_synthesis(sfumato, tmp_path / "config.toml")["synthesis"]["generator"] == "digits"
+
+
+def with_synthesis(sfumato: Sfumato, config: Path) -> dict[str, Any]:
+    """What a dry run says when the signs before [synthesis] are removed."""
+    before, after = config.read_text().split("remove the signs. Costs no privacy.\n")
+    config.write_text(before + "\n" + re.sub("^# ", "", after, flags=re.MULTILINE))
+    result = sfumato("train", config, "--dry-run", "--json")
+    assert result.status == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    return found
 
 
 def test_questions_on_a_terminal(sfumato: Sfumato, people: Path, monkeypatch: pytest.MonkeyPatch) -> None:

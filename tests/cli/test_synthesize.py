@@ -23,9 +23,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sfumato import Public
 from sfumato.cli import synthesize_config
-from sfumato.cli.synthesize_job import images_in, images_per_second
 from sfumato.cli.synthesize_measures import measured
 from sfumato.cli.synthesize_rows import Scale, read_rows, split
+from sfumato.cli.synthesize_speed import images_in, images_per_second
 from sfumato.synthesis import Churn, Edm, Generator, train_generator, unet
 from sfumato.synthesis.images import PublicImages
 from sfumato.synthesis.store import read
@@ -699,7 +699,7 @@ def test_a_real_private_run_is_recognised(sfumato: Sfumato, config: Path) -> Non
         ('"digits.npz"', '"empty"', "holds no images"),
         ('"made"', '"."', "holds the public rows"),
         ('"made"', '"full"', "holds a synthetic.npz that is not of a synthesis"),
-        ("[output]", "[guidance]\nweight = 1\nseed = 0\n[output]", "seed=0 is [sample]'s too"),
+        ("[output]", "[guidance]\nweight = 1\nseed = 0\n[output]", "seed=0 is that of [sample], too"),
         ("[output]", "[guidance]\nweight = inf\n[output]", "weight=inf must be a finite number"),
         ("[output]", "[guidance]\nweight = 1\nlowest = 2\nhighest = 1\n[output]", "lowest=2.0 must be below"),
         ("[output]", "[guidance]\nweight = 1\nchannels = 3\n[output]", "channels=3 must be a multiple of 4"),

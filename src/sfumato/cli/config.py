@@ -19,12 +19,23 @@ from sfumato.cli.config_file import (
 from sfumato.cli.sections import (
     METHODS,
     USED_BY,
+    AfterwardsSection,
     DataSection,
     MethodSection,
     ModelSection,
     PrivacySection,
+    SynthesisSection,
     TrainingSection,
     WarmupSection,
+)
+from sfumato.cli.synthesize_config import DataSection as PublicSection
+from sfumato.cli.synthesize_config import (
+    GeneratorSection,
+    MeasureSection,
+    OutputSection,
+    SynthesisConfig,
+    check_held_out,
+    check_synthesis,
 )
 from sfumato.errors import InvalidArgument
 from sfumato.reading import read_toml, suggestion
@@ -39,7 +50,9 @@ class Config(ConfigFile):
     privacy: PrivacySection
     training: TrainingSection
     method: MethodSection
+    synthesis: SynthesisSection | None
     warmup: WarmupSection | None
+    afterwards: AfterwardsSection | None
 
     @property
     def out(self) -> Path:
@@ -58,6 +71,31 @@ class Config(ConfigFile):
     def ledger(self) -> str:
         return self.place(self.privacy.ledger)
 
+    @property
+    def making(self) -> SynthesisConfig | None:
+        """[synthesis] as `sfumato synthesize` knows it, with a folder in `out`."""
+        own, public = self.synthesis, self.data.public
+        if own is None or public is None:
+            return None
+        below = {name.removeprefix("synthesis.") for name in self.given if name.startswith("synthesis.")}
+        return SynthesisConfig(
+            path=self.path,
+            given=frozenset(name if "." in name else f"data.{name}" for name in below),
+            data=PublicSection(
+                public=public,
+                target="class" if self.training.loss == "cross-entropy" else "number",
+                categorical=tuple(own.categorical),
+                held_out=own.held_out,
+                seed=own.seed,
+            ),
+            generator=own.generator or GeneratorSection(),
+            guidance=own.guidance,
+            sample=own.sample,
+            measure=own.measure or MeasureSection(),
+            output=OutputSection(folder=str(Path(self.training.out) / "synthetic")),
+            within="synthesis",
+        )
+
 
 SECTIONS = sections_of(Config)
 
@@ -68,6 +106,7 @@ _CHOICES = {
     "training.loss": ("cross-entropy", "squared-error"),
     "training.optimizer": ("sgd", "adamw"),
     "warmup.optimizer": ("sgd", "adamw"),
+    "afterwards.voters": ("threshold", "top-k"),
 }
 _RANGES = {
     "at least 1": """
@@ -76,7 +115,7 @@ _RANGES = {
     """,
     "a positive, finite number": """
         privacy.epsilon privacy.budget training.clip training.learning_rate method.damping method.answer_clip
-        method.radius warmup.learning_rate
+        method.radius warmup.learning_rate afterwards.epsilon
     """,
     "a positive number, or inf": "method.decay_steps method.origin_clip",
     "a finite number of at least 0": """
@@ -86,6 +125,7 @@ _RANGES = {
     "at least 0 and below 1": """
         training.momentum training.choose method.origin_memory method.scale_memory warmup.momentum
     """,
+    "above 0 and below 1": "afterwards.support",
     "between 0 and 1": "method.alpha_min",
 }
 
@@ -105,6 +145,7 @@ def check_config(path: Path, raw: Mapping[str, Any]) -> Config:
     _check_columns(config.data)
     _check_method(config)
     _check_training(config)
+    _check_synthesis(config)
     return config
 
 
@@ -210,6 +251,7 @@ def _check_training(config: Config) -> None:
             f"[training] views={training.views} would all be alike: give crop, flip or cutout for images, or method "
             "weight-multiplicity."
         )
+    _check_afterwards(config)
     if warmup is None:
         return
     if config.data.public is None:
@@ -218,3 +260,34 @@ def _check_training(config: Config) -> None:
         raise InvalidArgument("[warmup] momentum has no meaning for optimizer='adamw': leave it out.")
     if warmup.adaptive and not warmup.sam_radius:
         raise InvalidArgument("[warmup] adaptive=true needs sam_radius: give it, 0.5 for instance, or leave both out.")
+
+
+def _check_afterwards(config: Config) -> None:
+    wished, epsilon = config.afterwards, config.privacy.epsilon
+    if wished is None:
+        return
+    if wished.epsilon >= epsilon:
+        raise InvalidArgument(
+            f"[afterwards] epsilon={wished.epsilon:g} must be below [privacy] epsilon={epsilon:g}, of which it is a "
+            "part: lower it, or raise the other."
+        )
+    if config.training.loss != "cross-entropy":
+        raise InvalidArgument(
+            f"[afterwards] is for sfumato select, which is of classifiers, and [training] has "
+            f"loss={config.training.loss!r}: leave the section out."
+        )
+
+
+def _check_synthesis(config: Config) -> None:
+    if config.synthesis is None:
+        return
+    making = config.making
+    if making is None:
+        raise InvalidArgument("[synthesis] needs public rows: give [data] public, or leave the section out.")
+    if config.data.synthetic is not None:
+        raise InvalidArgument(
+            f"[synthesis] makes public rows, and [data] synthetic={config.data.synthetic!r} names some that are made: "
+            "leave one of them out."
+        )
+    check_synthesis(making)
+    check_held_out(making, config.synthesis.held_out + config.training.choose)  # the generator sees neither

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -22,10 +22,14 @@ class ConfigFile:
     """
 
     path: Path
-    given: frozenset[str]  # "section.key", as written in the file
+    given: frozenset[str]  # "section.key" and "section.table.key", as written in the file
 
     def file(self, name: str) -> Path:
         return self.path.parent / name
+
+    def called(self, section: str) -> str:
+        """A section as messages name it."""
+        return f"[{section}]"
 
     def place(self, ledger: str) -> str:
         """Of a ledger: a file, or a database URL as it is."""
@@ -71,8 +75,15 @@ def read_sections(kind: type[Config], path: Path, raw: Mapping[str, Any]) -> Con
         if name not in known:
             raise InvalidArgument(f"config={str(path)!r} has an unknown section [{name}]{suggestion(name, known)}")
     sections = {name: _section(name, field_types(kind)[name], raw, known) for name in known}
-    given = frozenset(f"{name}.{key}" for name, section in raw.items() for key in section)
-    return kind(path=path, given=given, **sections)
+    return kind(path=path, given=frozenset(_names(raw)), **sections)
+
+
+def _names(raw: Mapping[str, Any]) -> Iterator[str]:
+    for name, section in raw.items():
+        for key, value in section.items():
+            yield f"{name}.{key}"
+            if isinstance(value, Mapping):
+                yield from (f"{name}.{key}.{inner}" for inner in value)
 
 
 def _section(name: str, hint: Any, raw: Mapping[str, Any], known: Mapping[str, type[Any]]) -> Any:
@@ -86,9 +97,14 @@ def _section(name: str, hint: Any, raw: Mapping[str, Any], known: Mapping[str, t
     section = raw[name]
     if not isinstance(section, Mapping):
         raise InvalidArgument(f"{name}={section!r} must be a section: write [{name}] on a line, and its keys below.")
+    tables = {f"{name}.{key}": table for key, hint in field_types(kind).items() if (table := table_in(hint))}
     for key in section:
-        owners = [f"[{other}]" for other, its in known.items() if key in {f.name for f in fields(its)}]
-        if owners and f"[{name}]" not in owners:
+        if key in field_types(kind):
+            continue
+        owners = [f"[{other}]" for other, its in {**tables, **known}.items() if key in {f.name for f in fields(its)}]
+        if inside := [owner for owner in owners if owner[1:-1] in tables]:
+            owners = inside  # which is nearer than another section
+        if owners:
             raise InvalidArgument(f"[{name}] has no key {key!r}: it belongs to {' or '.join(owners)}.")
     return read(kind, section, f"[{name}]")
 
@@ -134,7 +150,7 @@ def _refuse_unless(config: ConfigFile, name: str, right: Callable[[Any], bool], 
     section, key = name.split(".")
     found = getattr(getattr(config, section), key, None)
     if found is not None and not right(found):
-        raise InvalidArgument(f"[{section}] {key}={found!r} must be {remedy}.")
+        raise InvalidArgument(f"{config.called(section)} {key}={found!r} must be {remedy}.")
 
 
 def check_delta(section: str, delta: float, size: int) -> None:
@@ -169,13 +185,30 @@ def check_same(
     putting things back. Of what the record does not know, nothing is said.
     """
     for section, values in config.to_json().items():
-        old_values = before.get(section, values)
+        old_values, where = before.get(section, values), config.called(section)
         if (old_values is None) != (values is None):
             was, remedy = ("not there", "take it out") if old_values is None else ("there", "put it back")
-            raise InvalidArgument(f"[{section}] was {was} when {began} began: {remedy} to continue, {otherwise}.")
-        for key, value in (values or {}).items():
-            old = (old_values or {}).get(key, value)
-            if old != value and f"{section}.{key}" not in may_change:
-                raise InvalidArgument(
-                    f"[{section}] {key}={value!r} was {old!r} when {began} began: put it back to continue, {otherwise}."
-                )
+            raise InvalidArgument(f"{where} was {was} when {began} began: {remedy} to continue, {otherwise}.")
+        same = {key for key in values or {} if f"{section}.{key}" in may_change}
+        tables = {key for key in values or {} if is_dataclass(getattr(getattr(config, section), key))}
+        if changed := _changed(values or {}, old_values or {}, same, tables):
+            inner, key, value, old = changed
+            where = f"{where[:-1]}.{inner}]" if inner else where
+            raise InvalidArgument(
+                f"{where} {key}={value!r} was {old!r} when {began} began: put it back to continue, {otherwise}."
+            )
+
+
+def _changed(
+    values: Mapping[str, Any], before: Mapping[str, Any], same: Collection[str] = (), tables: Collection[str] = ()
+) -> tuple[str, str, Any, Any] | None:
+    """The first key that has another value than before: in which table of the section, its name, and both values."""
+    for key, value in values.items():
+        old = before.get(key, value)
+        if key in same or old == value:
+            continue
+        if key not in tables or not isinstance(old, Mapping):
+            return "", key, value, old
+        if inner := _changed(value, old):
+            return key, *inner[1:]
+    return None

@@ -113,7 +113,19 @@ def _training(seen: Seen, wishes: Wishes) -> list[str]:
         lines.append(_line("loss", "squared-error", "scale the numbers to predict to about 0..1 yourself"))
     lines += ["", "[method]", _line("public_batch", min(640, seen.rows))]
     lines += ["", "# Plain training on the public rows first, which costs no privacy.", "[warmup]", _line("steps", 100)]
-    return [*lines, _line("batch_size", min(100, seen.rows)), ""]
+    return [*lines, _line("batch_size", min(100, seen.rows)), *_synthesis(seen), ""]
+
+
+def _synthesis(seen: Seen) -> list[str]:
+    """To be taken up by who wants it: it takes its time, and public rows of some worth."""
+    image = len(seen.shape) == 3
+    if seen.regression and image:
+        return []
+    lines = ["", "# More public rows, made of the public ones before the training: remove the signs. Costs no privacy."]
+    if image:
+        lines += ["# [synthesis.generator]", f"# {_line('size', 'digits', 'the smallest; cifar is for a GPU')}"]
+        lines.append(f"# {_line('images', 80000, 'to train on, each as often as it is seen')}")
+    return [*lines, "# [synthesis.sample]", f"# {_line('n', 2 * seen.rows, 'how many rows to make')}"]
 
 
 def _line(key: str, value: Any, why: str = "") -> str:

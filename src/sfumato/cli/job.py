@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,11 @@ from sfumato.cli.config import Config
 from sfumato.cli.interruption import RESUMABLE, interruptible
 from sfumato.cli.method import AUTO, Layer, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
+from sfumato.cli.near_private import reserved_by, reserved_mechanisms
 from sfumato.cli.record import check_unchanged, read_record, recorded
+from sfumato.cli.synthesize_job import Job as Making
+from sfumato.cli.train_public import judges, public_rows, trained_on
+from sfumato.cli.train_synthesis import make, prepare_synthesis
 from sfumato.data.encoding import Encoding
 from sfumato.data.preprocessing import Preprocessing
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
@@ -37,7 +41,7 @@ from sfumato.privacy import accounting, calibration
 from sfumato.privacy.accounting import Cost
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
-from sfumato.private import Private
+from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.reading import suggestion
 from sfumato.training import train
@@ -64,17 +68,26 @@ class Job:
     answers: int  # that the steps take: some may ask nothing
     noise: float
     cost: Cost
+    making: Making | None = None  # of more public rows, before anything else
+    later: tuple[Mechanism, ...] = ()  # what is reserved for after the training, in one plan with it
 
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.objective.parameters().values())
+
+    def planned(self) -> list[Mechanism]:
+        """All that the ledger is asked for."""
+        times = self.answers + self.config.training.reserve
+        steps = Mechanism(question="GradientMean", noise=Gaussian(self.noise), sampler=self.sampler, times=times)
+        return [steps, *self.later]
 
     def would_write(self) -> list[Path]:
         names = ["run.json", "weights.safetensors", "statement.txt", "checkpoint.pt", "config.json"]
         names += ["README.md", PREPROCESSING]
         names += ["ema.safetensors"] if self.config.training.ema else []
         names += [self.config.iterates.name] if self.config.training.keep_last else []
-        return [self.config.out / name for name in names]
+        made = [] if self.making is None else self.making.would_write()
+        return [*made, *(self.config.out / name for name in names)]
 
     def layers(self, clip: float | Clip) -> list[Layer]:
         return layers(self.config, clip, (self.sampler.expected, self.joining))
@@ -97,11 +110,13 @@ def prepare(config: Config) -> Job:
     if config.warmup is not None:
         check_augmentation("warmup", config.warmup, shape)
     objective = make_objective(config, shape)
+    making = None if config.making is None else prepare_synthesis(config, config.making, layouts)
     sampler, joining = _sampling(config, layouts)
     method = stacked(layers(config, AUTO, (sampler.expected, joining)))  # how it clips is all the same here
     answers = algorithm(method).answers(config.training.steps)
-    noise, cost = _calibrated(config, sampler, answers + config.training.reserve)
-    return Job(config, layouts, objective, sampler, joining, answers, noise, cost)
+    later = tuple(reserved_mechanisms(config))
+    noise, cost = _calibrated(config, sampler, answers + config.training.reserve, later)
+    return Job(config, layouts, objective, sampler, joining, answers, noise, cost, making, later)
 
 
 def layout_of(config: Config, role: Role, name: str) -> Layout:
@@ -133,8 +148,7 @@ def _sampling(config: Config, layouts: Mapping[Role, Layout]) -> tuple[Sampler, 
     wanted = training.batch_size
     if not training.extended:
         return make_sampler(training.sampling, size, wanted), 0
-    rows = len(_public_table(config, layouts).labels)
-    rows -= held_back(rows, training.choose)
+    rows = trained_on(config, layouts)
     if training.sampling == "full":
         if wanted not in (None, size + rows):
             raise InvalidArgument(
@@ -151,14 +165,14 @@ def _sampling(config: Config, layouts: Mapping[Role, Layout]) -> tuple[Sampler, 
     return make_sampler(training.sampling, size, private), joining
 
 
-def _calibrated(config: Config, sampler: Sampler, times: int) -> tuple[float, Cost]:
+def _calibrated(config: Config, sampler: Sampler, times: int, later: Sequence[Mechanism]) -> tuple[float, Cost]:
     """The noise that the training will use, and what it will cost; refuses what no accountant can do."""
     privacy, adjacency = config.privacy, Adjacency(config.privacy.adjacency)
     noise = calibration.noise_multiplier(
-        epsilon=privacy.epsilon, delta=privacy.delta, sampler=sampler, steps=times, adjacency=adjacency
+        epsilon=privacy.epsilon, delta=privacy.delta, sampler=sampler, steps=times, adjacency=adjacency, extra=later
     )
     planned = Mechanism(question="GradientMean", noise=Gaussian(noise), sampler=sampler, times=times)
-    return noise, accounting.epsilon([planned], delta=privacy.delta, adjacency=adjacency)
+    return noise, accounting.epsilon([planned, *later], delta=privacy.delta, adjacency=adjacency)
 
 
 def execute(job: Job, *, resume: bool, progress: bool) -> Run:
@@ -170,12 +184,18 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         raise InvalidArgument(f"out={str(config.out)!r} holds a training already: choose another out, or use --resume.")
     if continues:
         check_unchanged(config)
-    tables = {role: _rows(job, role) for role in job.layouts}
+    if job.making is not None:  # before a private value is read
+        make(job.making, progress=progress)
+    tables: dict[Role, Table] = {}
+    own = 0
+    if data.public is not None:
+        tables["public"], own = public_rows(config, job.layouts)
+    tables |= {role: _rows(job, role) for role in job.layouts if role != "public"}
     scale = _scaling(job, tables)
     batches = {role: _batch(job, table, role, scale) for role, table in tables.items()}
-    judges: Batch | None = None
+    chosen_on: Batch | None = None
     if training.choose:
-        batches["public"], judges = _held_back(config, batches["public"])
+        batches["public"], chosen_on = _held_back(config, batches["public"], own)
     views = augmentation(training)
     public = Public(batches["public"], objective=objective, seed=training.seed, augment=views) if data.public else None
     test = Public(batches["test"], objective=objective) if data.test else None
@@ -205,6 +225,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
             steps=training.steps,
             sampler=job.sampler,
             reserve=training.reserve,
+            afterwards=_lines(config, private),
             optimizer=_optimizer(config),
             evaluate_every=training.evaluate_every,
             ema=training.ema,
@@ -218,8 +239,8 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         last = {**run.metrics, **_ensembles(objective, run.iterates, test)}
         run = replace(run, history=[*run.history[:-1], last])
     run = replace(run, config={**run.config, "clip": as_clip(clip).norm})
-    if judges is not None:
-        run = _chosen(objective, run, Public(judges), test)
+    if chosen_on is not None:
+        run = _chosen(objective, run, Public(chosen_on), test)
     run.save(config.out)
     keep_preprocessing(config, scale)
     (config.out / "README.md").write_text(card(run, data=_about_data(config), model=config.model.kind))
@@ -290,6 +311,11 @@ def _ensembles(objective: Objective, iterates: Iterates, test: Public) -> dict[s
     return {f"test_{name}_accuracy": float((found == labels).double().mean()) for name, found in guesses.items()}
 
 
+def _lines(config: Config, private: Private) -> tuple[Planned, ...]:
+    found = reserved_by(config)
+    return () if found is None else found[0].lines(private, pca=found[1].pca, support=found[1].support)
+
+
 def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
     training = config.training
     if training.optimizer == "adamw":
@@ -300,25 +326,10 @@ def _optimizer(config: Config) -> Callable[[Any], torch.optim.Optimizer]:
 def _rows(job: Job, role: Role) -> Table:
     data = job.config.data
     if role == "public":
-        return _public_table(job.config, job.layouts)
+        return public_rows(job.config, job.layouts)[0]
     users = data.users if role == "private" else None
     columns = job.layouts["private"].columns
     return read_table(job.layouts[role], label=data.label, users=users, columns=columns, classes=data.classes)
-
-
-def _public_table(config: Config, layouts: Mapping[Role, Layout]) -> Table:
-    """Public rows, and those that were made of them."""
-    data, columns = config.data, layouts["private"].columns
-    found = read_table(layouts["public"], label=data.label, columns=columns, classes=data.classes)
-    if data.synthetic is None:
-        return found
-    place = config.file(data.synthetic)
-    made = next((place / name for name in ("synthetic.npz", "synthetic.csv") if (place / name).exists()), place)
-    code = replace(layouts["private"].encoding, columns=())  # what was made has a header row
-    other = layout(made, "synthetic", label=data.label, encoding=code)
-    match(other, layouts["private"])
-    more = read_table(other, label=data.label, columns=columns, classes=data.classes)
-    return Table(*(np.concatenate(pair) for pair in ((found.features, more.features), (found.labels, more.labels))))
 
 
 def _scaling(job: Job, tables: Mapping[Role, Table]) -> Preprocessing:
@@ -365,25 +376,19 @@ def keep_preprocessing(config: Config, prepared: Preprocessing) -> None:
 def _about_data(config: Config) -> dict[str, str]:
     """What a model card may say: names of files, never of what is in the private one."""
     data = config.data
-    named = {"public rows": data.public, "synthetic rows": data.synthetic, "test rows": data.test}
+    made = data.synthetic if config.making is None else "made of the public rows"
+    named = {"public rows": data.public, "synthetic rows": made, "test rows": data.test}
     return {name: Path(value).name for name, value in named.items() if value is not None}
 
 
 # ------------------------------------------------------------------------------------------------ after
 
 
-def held_back(rows: int, share: float) -> int:
-    """How many public rows nothing is trained on, to choose on them afterwards."""
-    return min(rows - 1, max(1, round(share * rows))) if share else 0
-
-
-def _held_back(config: Config, rows: Batch) -> tuple[Batch, Batch]:
-    order = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(config.training.seed))
-    count = held_back(len(order), config.training.choose)
-    if count < 1:
-        raise InvalidArgument(f"[training] choose={config.training.choose} needs at least 2 public rows.")
-    judges, others = order[:count], order[count:]
-    return (rows[0][others], rows[1][others]), (rows[0][judges], rows[1][judges])
+def _held_back(config: Config, rows: Batch, own: int) -> tuple[Batch, Batch]:
+    """The rows to train on, and those to choose on, which are among the first, the `own` of the public file."""
+    held, others = judges(config, own)
+    others = torch.cat([others, torch.arange(own, len(rows[1]))])
+    return (rows[0][others], rows[1][others]), (rows[0][held], rows[1][held])
 
 
 def _chosen(objective: Objective, run: Run, judges: Public, test: Public | None) -> Run:

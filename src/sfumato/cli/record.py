@@ -31,7 +31,7 @@ def read_record(config: Config) -> dict[str, Any]:
 def recorded(config: Config, clip: float) -> Iterator[None]:
     """Write down the config that a training begins with, and its clip norm; take it back if it could not begin."""
     out, record = config.out, config.out / "config.json"
-    new = not out.exists()
+    new = not record.exists()
     out.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps({**config.to_json(), "clip": clip}, indent=2) + "\n")
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sfumato.cli.synthesize_config import GeneratorSection, GuidanceSection, MeasureSection, SampleSection
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
@@ -119,6 +121,28 @@ class WarmupSection:
     crop: int = 0
     flip: bool = False
     cutout: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesisSection:
+    """More public rows, made of the public ones before anything private is touched; tables of `sfumato synthesize`."""
+
+    sample: SampleSection
+    generator: GeneratorSection | None = None
+    guidance: GuidanceSection | None = None
+    measure: MeasureSection | None = None
+    categorical: list[str] = field(default_factory=list)  # columns whose numbers are codes
+    held_out: float = 0.0  # the share of the public rows that the generator does not see, for measuring
+    seed: int = 0  # of which these are
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfterwardsSection:
+    """The two questions of near-private, reserved in one plan with the training for a later `sfumato select`."""
+
+    epsilon: float  # what both would cost without the training; a part of [privacy] epsilon
+    support: float = 0.5  # the share of it for counting votes; the rest is for the principal directions
+    voters: str = "threshold"  # or "top-k"
 
 
 METHODS = ("ada-dps", "mirror-descent", "dope-sgd", "shrunk-origin", "weight-multiplicity", "dp-sgd")  # outermost first

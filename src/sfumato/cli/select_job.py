@@ -21,9 +21,10 @@ from sfumato.cli.augmentation import check_augmentation
 from sfumato.cli.config_file import only_given
 from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.cli.model import row_shape
+from sfumato.cli.near_private import half_asked
 from sfumato.cli.sections import ModelSection
 from sfumato.cli.select_config import PrivateSection, SelectConfig
-from sfumato.cli.select_ledger import advice, check_delta_of, ledger_of, refusal
+from sfumato.cli.select_ledger import advice, check_delta_of, ledger_of, refusal, reserved
 from sfumato.cli.select_model import (
     Limits,
     finished_run,
@@ -40,8 +41,10 @@ from sfumato.data.tables import Scaling, layout, read_table
 from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy.budget import Budget
+from sfumato.privacy.ledger_plan import Plan
 from sfumato.private import Private
 from sfumato.public import Public
+from sfumato.questions import Gram
 from sfumato.run import Run
 from sfumato.selection.advice import QuestionAdvice
 from sfumato.selection.baselines import Entropy, KCenter, Margin, Random
@@ -51,6 +54,7 @@ from sfumato.selection.released import Released
 from sfumato.selection.sheet import IMAGES, LABELS, RECORD, SHEET, Sheet, check_classes
 from sfumato.selection.strategy import Strategy, entropy, margin
 from sfumato.selection.support import Threshold, TopK
+from sfumato.training import plan_key
 
 FREE = "Chosen from public images and released weights alone, which costs no privacy."
 
@@ -229,13 +233,15 @@ def _chosen(job: Job) -> dict[str, Any]:
         statement_text = job.run.statement_text
     else:
         model.of(pool)  # a model that has diverged is told of before anything is asked
-        found, latest = _near_private(job, private, model, pool)
+        found, latest, prepaid = _near_private(job, private, model, pool)
         statement, statement_text = with_latest(job.run, {**latest.to_json(), "text": latest.to_text()})
         assert job.asked is not None
-        cost = job.asked.together
+        cost = 0.0 if prepaid else job.asked.together
+        price = f"for at most epsilon={at_most(cost)} at delta={private.delta:g}"
         text = (
-            f"Two questions were asked of the dataset {private.name!r}, for at most epsilon={at_most(cost)} at "
-            f"delta={private.delta:g}; all that was ever asked of it costs at most epsilon={at_most(latest.epsilon)}."
+            f"Two questions were asked of the dataset {private.name!r}, "
+            f"{'which the training had reserved and paid for' if prepaid else price}; all that was ever asked of it "
+            f"costs at most epsilon={at_most(latest.epsilon)}."
         )
         if "statements" in statement:
             text += " The model rests on other private data too, which has a statement of its own."
@@ -249,10 +255,10 @@ def _chosen(job: Job) -> dict[str, Any]:
     }
 
 
-def _near_private(job: Job, options: PrivateSection, model: Released, pool: Public) -> tuple[Tensor, Any]:
-    config, asked, strategy = job.config, job.asked, job.strategy
+def _near_private(job: Job, options: PrivateSection, model: Released, pool: Public) -> tuple[Tensor, Any, bool]:
+    """The choice, the statement after it, and whether it was paid for with the training."""
+    config, strategy, folder = job.config, job.strategy, job.config.file(job.config.model.weights)
     assert isinstance(strategy, NearPrivate)
-    assert asked is not None
     rows = _private_rows(job, options)
     with ledger_of(config, options, job.run) as ledger:
         known = options.budget is None and options.name in ledger.account_names()
@@ -270,19 +276,36 @@ def _near_private(job: Job, options: PrivateSection, model: Released, pool: Publ
         check_delta_of(private.account, options)
         key = f"select {config.out.resolve()} "
         opened = {line.resume_key or "" for line in private.statement().asked if line.open}
-        for left in (name for name in opened if name.startswith(key)):
-            private.account.resume(left).close()  # of a process that was killed: what it did not take comes back
-        lines = strategy.lines(private, pca=asked.pca, support=asked.support)
-        try:
-            plan = private.plan(*lines, resume_key=key + secrets.token_hex(8), note="selection")
-        except BudgetExceeded as error:
-            raise refusal(error, private.account, strategy, options) from None
+        left = {name for name in opened if name.startswith(key)} | half_asked(private.statement(), folder)
+        for name in left:
+            private.account.resume(name).close()  # of a process that was killed: what it did not take comes back
+        prepaid = reserved(config, options, private.account, strategy)
+        plan = _plan(job, private, key, prepaid=prepaid)
         try:
             with interruptible(CHARGED):
                 found = strategy(model, pool, config.select.n, private.ask)
+        except BaseException:
+            if prepaid and plan.remaining(Gram.kind()):
+                plan.pause()  # nothing was asked: what the training has reserved stays so
+            raise
         finally:
             plan.close()
-        return found, private.statement()
+        return found, private.statement(), prepaid
+
+
+def _plan(job: Job, private: Private, key: str, *, prepaid: bool) -> Plan:
+    """What the training has reserved, or a plan of its own."""
+    strategy, asked, options = job.strategy, job.asked, job.config.private
+    assert isinstance(strategy, NearPrivate)
+    assert asked is not None
+    assert options is not None
+    if prepaid:
+        return private.resume(plan_key(job.config.file(job.config.model.weights) / "checkpoint.pt"))
+    lines = strategy.lines(private, pca=asked.pca, support=asked.support)
+    try:
+        return private.plan(*lines, resume_key=key + secrets.token_hex(8), note="selection")
+    except BudgetExceeded as error:
+        raise refusal(error, private.account, strategy, options) from None
 
 
 def _private_rows(job: Job, options: PrivateSection) -> tuple[Tensor, Array | None]:

@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sfumato.cli.near_private import is_same, mechanisms, open_reservation
 from sfumato.cli.select_config import PrivateSection, SelectConfig
 from sfumato.cli.select_statement import check_ledger, check_size, not_the_ledger, statement_about
-from sfumato.data.samplers import FullBatch
 from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.ledger import Account, Ledger
-from sfumato.privacy.mechanisms import Mechanism
-from sfumato.questions import Gram
 from sfumato.run import Run
 from sfumato.selection.advice import QuestionAdvice, advise_questions
 from sfumato.selection.near_private import NearPrivate
@@ -62,12 +60,25 @@ def room(config: SelectConfig, options: PrivateSection, run: Run, strategy: Near
                 return {"fits": True, "ledger": f"was read and left as it is; it does not know {options.name!r} yet"}
             account = ledger.account(options.name)
             check_delta_of(account, options)
+            if reserved(config, options, account, strategy):
+                return {"fits": True, "reserved": True, "ledger": "was read and left as it is"}
             fits = _fits(account, strategy, options, options.epsilon)
             facts: dict[str, Any] = {"fits": fits, "left": account.left(), "budget": account.budget.epsilon}
             facts |= {} if fits else {"epsilon_that_fits": _largest(account, strategy, options)}
             return {**facts, "ledger": "was read and left as it is"}
     except LedgerError as error:
         return {"fits": None, "ledger": str(error)}
+
+
+def reserved(config: SelectConfig, options: PrivateSection, account: Account, strategy: NearPrivate) -> bool:
+    """Whether the training of the model has reserved these questions; raises if it has reserved others."""
+    found = open_reservation(account.statement(), config.file(config.model.weights))
+    if found and not is_same(mechanisms(strategy, advice(strategy, options), options.size), found):
+        raise InvalidArgument(
+            f"[private] epsilon={options.epsilon:g} with support={options.support:g} is not what [afterwards] of the "
+            "training has reserved: give its epsilon, support and voters here, which costs nothing more."
+        )
+    return bool(found)
 
 
 def check_delta_of(account: Account, options: PrivateSection) -> None:
@@ -93,13 +104,7 @@ def refusal(error: BudgetExceeded, account: Account, strategy: NearPrivate, opti
 
 
 def _fits(account: Account, strategy: NearPrivate, options: PrivateSection, epsilon: float) -> bool:
-    asked, everyone = advice(strategy, options, epsilon), FullBatch(size=options.size)
-    pairs = ((Gram, asked.pca), (strategy.voters.question, asked.support))
-    mechanisms = [
-        Mechanism(question=q.kind(), noise=q.law(scale), sampler=everyone, replace_factor=q.replace_factor)
-        for q, scale in pairs
-    ]
-    return account.quote(mechanisms).fits
+    return account.quote(mechanisms(strategy, advice(strategy, options, epsilon), options.size)).fits
 
 
 def _largest(account: Account, strategy: NearPrivate, options: PrivateSection) -> float | None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from sfumato.cli.synthesize_config import SynthesisConfig
-    from sfumato.cli.synthesize_job import Job
 
 
 def synthesize(
@@ -46,65 +45,21 @@ def _done(
     config: SynthesisConfig, device: torch.device, dry_run: bool, more: int | None, again: bool, *, progress: bool
 ) -> tuple[dict[str, Any], str]:
     """What is to be said afterwards, and above it."""
+    from sfumato.cli.synthesize_facts import plan, result
     from sfumato.cli.synthesize_job import add_more, execute, prepare
     from sfumato.cli.synthesize_record import Folder
 
     if not dry_run:
         Folder(config.folder).settle()
     if more is not None:
-        return _result(config, add_more(config, more, device, progress=progress)), f"{more} rows more"
+        return result(config, add_more(config, more, device, progress=progress)), f"{more} rows more"
     job = prepare(config, device, again=again)
     if dry_run:
-        return _plan(job, again=again), f"Plan of {config.path} (nothing was trained or written)"
+        facts = {"dry_run": True, **plan(job, again=again), "would_write": [str(path) for path in job.would_write()]}
+        return facts, f"Plan of {config.path} (nothing was trained or written)"
     aside = again and job.folder.provenance.exists()  # the draft is found again by --again
     with terminable(), interruptible(kept(config.folder, again=again and not aside)):
-        return _result(config, execute(job, again=again, progress=progress)), f"Made as {config.path} says"
-
-
-def _plan(job: Job, *, again: bool) -> dict[str, Any]:
-    config, network, images = job.config, job.network, job.network is not None
-    options = config.generator
-    return {
-        "dry_run": True,
-        "public": config.data.public,
-        "rows": len(job.rows.rows),
-        "trained_on": len(job.kept),
-        "held_out": len(job.held),
-        "row": list(job.rows.rows.shape[1:]),
-        "classes": _classes(job),
-        "generator": (options.size or "own numbers") if images else "Gaussian copula",
-        "process": options.process if images else None,
-        "parameters": None if network is None else sum(p.numel() for p in network.parameters()),
-        "images": options.images,
-        "seconds": options.seconds,
-        "batch_size": options.batch_size if images else None,
-        "guidance": None if config.guidance is None else config.guidance.weight,
-        "samples": config.sample.n,
-        "measures": list(config.measure.wanted),
-        "device": str(job.device),
-        "continues": job.folder.began.exists() and not again,
-        "would_write": [str(path) for path in job.would_write()],
-    }
-
-
-def _classes(job: Job) -> int | None:
-    labels = job.rows.labels
-    return None if labels is None or labels.is_floating_point() else len(set(labels.tolist()))
-
-
-def _result(config: SynthesisConfig, provenance: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "folder": str(config.folder),
-        "statement": provenance["statement"],
-        "rows": provenance["rows"],
-        "sha256": provenance["sha256"],
-        "trained_on": provenance["public"]["trained_on"],
-        "held_out": provenance["public"]["held_out"],
-        "images_seen": provenance["generator"].get("images_seen"),
-        "draws": len(provenance["draws"]),
-        "measures": provenance["measures"],
-        "seconds": provenance["seconds"],
-    }
+        return result(config, execute(job, again=again, progress=progress)), f"Made as {config.path} says"
 
 
 def _shown(facts: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The TOML file of `sfumato synthesize`, read and checked. docs/synthesis.md says what its keys mean."""
+"""The TOML file of `sfumato synthesize`, read and checked. docs/synthesis.md says what its keys mean.
+
+[synthesis] of `sfumato train` has the same tables, and is checked here, too.
+"""
 
 from __future__ import annotations
 
@@ -133,10 +136,26 @@ class SynthesisConfig(ConfigFile):
     sample: SampleSection
     measure: MeasureSection
     output: OutputSection
+    within: str | None = None  # the section of a training that has these as its tables; None: a file of their own
 
     @property
     def folder(self) -> Path:
         return self.file(self.output.folder)
+
+    def called(self, section: str) -> str:
+        if self.within is None:
+            return super().called(section)
+        return f"[{self.within}]" if section == "data" else f"[{self.within}.{section}]"
+
+    @property
+    def target(self) -> str:
+        """The key that says where everything goes."""
+        return "[output] folder" if self.within is None else "[training] out"
+
+    @property
+    def otherwise(self) -> str:
+        """What can be done about a folder that does not fit, instead of putting things back."""
+        return "choose another folder, or use --again" if self.within is None else "or choose another out"
 
 
 SECTIONS = sections_of(SynthesisConfig)
@@ -182,35 +201,55 @@ def load_synthesis_config(path: Path) -> SynthesisConfig:
             what = f"[{name}]" if named else f"[{name}] private={section['private']!r}"
             raise InvalidArgument(f"{what} has no place in a synthesis: {NOT_PUBLIC}.")
     config = read_sections(SynthesisConfig, path, raw)
+    check_synthesis(config)
+    check_held_out(config, config.data.held_out)
+    return config
+
+
+def check_synthesis(config: SynthesisConfig) -> None:
+    """Raise unless every value can be what it is; what the rows have to do with it is not known yet."""
     check_values(config, _CHOICES, _RANGES)
     _check_together(config)
-    return config
 
 
 def check_of_use(config: SynthesisConfig, *, tables: bool) -> None:
     """Refuse keys that rows of this kind have no use for, and ask for those that they need."""
-    generator = config.generator
+    generator, called = config.generator, config.called("generator")
     if tables:
         of_network = {f"generator.{key}" for key in vars(generator)} - {"generator.shrinkage"}
         strange = config.given & {*_ONLY_OF_IMAGES, *_ONLY_OF_AUGMENTATION, *of_network}
         if config.guidance is not None:
-            raise InvalidArgument("[guidance] is for images, and the public rows are a table: leave the section out.")
+            raise InvalidArgument(
+                f"{config.called('guidance')} is for images, and the public rows are a table: leave the section out."
+            )
         kind, other = "images", "a table"
     else:
         strange = config.given & set(_ONLY_OF_TABLES)
         kind, other = "tables", "images"
     if strange:
         section, key = min(strange).split(".")
-        raise InvalidArgument(f"[{section}] {key} is for {kind}, and the public rows are {other}: leave it out.")
+        raise InvalidArgument(
+            f"{config.called(section)} {key} is for {kind}, and the public rows are {other}: leave it out."
+        )
     if tables:
         return
     if (generator.images is None) == (generator.seconds is None):
-        raise InvalidArgument("[generator] needs images or seconds, one of the two: how long to train.")
+        raise InvalidArgument(f"{called} needs images or seconds, one of the two: how long to train.")
     numbers = [key for key in NETWORK if getattr(generator, key) is not None]
     if (generator.size is None) == (not numbers):
         raise InvalidArgument(
-            "[generator] needs a size, 'digits', 'cifar' or 'ddpmpp', or numbers in its place: channels, multipliers, "
+            f"{called} needs a size, 'digits', 'cifar' or 'ddpmpp', or numbers in its place: channels, multipliers, "
             "blocks, attention, dropout."
+        )
+
+
+def check_held_out(config: SynthesisConfig, held: float) -> None:
+    """Raise if something is to be measured against rows that nobody holds out; `held` is their share, or number."""
+    against = [name for name in config.measure.wanted if name != "memorised"]
+    if against and not held:
+        raise InvalidArgument(
+            f"{config.called('measure')} {against[0]} needs public rows that the generator has not seen: give "
+            f"{config.called('data')} held_out, such as 0.2."
         )
 
 
@@ -220,18 +259,17 @@ def _check_together(config: SynthesisConfig) -> None:
         raise InvalidArgument(f"[data] range={list(data.range)} must be [black, white], the lower number first.")
     if data.shape is not None and (len(data.shape) != 3 or min(data.shape) < 1):
         raise InvalidArgument(f"[data] shape={list(data.shape)} must be [channels, height, width].")
-    against = [name for name in measure.wanted if name != "memorised"]
-    if against and not data.held_out:
-        raise InvalidArgument(
-            f"[measure] {against[0]} needs public rows that the generator has not seen: give [data] held_out, such as "
-            "0.2."
-        )
     if (measure.features == "lite0") != (measure.weights is not None):
-        raise InvalidArgument("[measure] features='lite0' and weights, the file that it reads, go together.")
-    if guidance is not None and guidance.seed == config.sample.seed:
         raise InvalidArgument(
-            f"[guidance] seed={guidance.seed} is [sample]'s too: choose another, since the discriminator would know "
-            "the very samples that it is to guide."
+            f"{config.called('measure')} features='lite0' and weights, the file that it reads, go together."
         )
-    if guidance is not None and guidance.highest is not None and not guidance.lowest < guidance.highest:
-        raise InvalidArgument(f"[guidance] lowest={guidance.lowest} must be below highest={guidance.highest}.")
+    if guidance is None:
+        return
+    called = config.called("guidance")
+    if guidance.seed == config.sample.seed:
+        raise InvalidArgument(
+            f"{called} seed={guidance.seed} is that of {config.called('sample')}, too: choose another, since the "
+            "discriminator would know the very samples that it is to guide."
+        )
+    if guidance.highest is not None and not guidance.lowest < guidance.highest:
+        raise InvalidArgument(f"{called} lowest={guidance.lowest} must be below highest={guidance.highest}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import json
@@ -22,6 +21,7 @@ from sfumato.cli.synthesize_config import NETWORK, SynthesisConfig, check_of_use
 from sfumato.cli.synthesize_measures import check_measures, measured
 from sfumato.cli.synthesize_record import Folder, Record, check_unchanged, is_unchanged
 from sfumato.cli.synthesize_rows import ImageRows, Scale, TableRows, npz, read_rows, split, taken
+from sfumato.cli.synthesize_speed import images_in
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
 from sfumato.standing import Patience
@@ -52,7 +52,6 @@ from sfumato.synthesis.unet import UNet
 
 _SIZES = {"digits": digits_unet, "cifar": cifar_unet, "ddpmpp": ddpmpp_unet}
 _PROCESSES = {"edm": Edm, "ddpm": Ddpm}
-_PROBE, _MOST_TRIED = 5.0, 100_000  # seconds and steps at the most, to see how fast a training is
 _STATEMENT = (
     "No private data was touched: these rows were made by a generator that saw the public rows named here and nothing "
     "else; that those rows are public is the word of who declared them."
@@ -94,8 +93,21 @@ class Job:
 def prepare(config: SynthesisConfig, device: torch.device, *, again: bool) -> Job:
     """Read the public rows and check all that can be checked; nothing is written."""
     rows = read_rows(config)
-    check_of_use(config, tables=isinstance(rows, TableRows))
     kept, held = split(rows, config.data.held_out, config.data.seed, by_class=config.data.target == "class")
+    return prepare_rows(config, rows, (kept, held), device, again=again)
+
+
+def prepare_rows(
+    config: SynthesisConfig,
+    rows: ImageRows | TableRows,
+    parts: tuple[Tensor, Tensor],
+    device: torch.device,
+    *,
+    again: bool = False,
+) -> Job:
+    """The same for rows that are read already; `parts` are numbers of those the generator sees, and of the others."""
+    kept, held = parts
+    check_of_use(config, tables=isinstance(rows, TableRows))
     check_measures(config, rows, kept, held)
     network = guide = None
     if isinstance(rows, ImageRows):
@@ -108,6 +120,18 @@ def prepare(config: SynthesisConfig, device: torch.device, *, again: bool) -> Jo
     job = Job(config=config, rows=rows, kept=kept, held=held, device=device, network=network, discriminator=guide)
     job.folder.check(config, again=again)
     return job
+
+
+def finished(job: Job) -> dict[str, Any] | None:
+    """The provenance of what is made already, by the same config and of the same rows; raises if it is of others."""
+    if not job.folder.provenance.exists():
+        return None
+    provenance = job.folder.finished()
+    check_unchanged(job.config, provenance)
+    now = _table_generator(job).provenance if isinstance(job.rows, TableRows) else _facts(job)
+    _check_rows(job.config, now, provenance)
+    _before(job.config, job.folder, provenance)
+    return provenance
 
 
 def execute(job: Job, *, again: bool, progress: bool) -> dict[str, Any]:
@@ -187,13 +211,13 @@ def add_more(config: SynthesisConfig, n: int, device: torch.device, *, progress:
         job = prepare(config, device, again=True)
         assert isinstance(job.rows, TableRows)
         folder, table = job.folder, _table_generator(job)
-        _check_rows(table.provenance, provenance)
+        _check_rows(config, table.provenance, provenance)
         made = table.public(n, seed=seed)
-        before = _before(folder, provenance)
+        before = _before(config, folder, provenance)
         content = _appended(before, job.rows.written(*made.batch()), text=bool(job.rows.columns))
     else:
         folder = Folder(config.folder)
-        before = _before(folder, provenance)
+        before = _before(config, folder, provenance)
         generator = Generator.load(folder.generator, device=device)
         guide = None
         if config.guidance is not None:
@@ -259,16 +283,10 @@ def _discriminator(config: SynthesisConfig, rows: ImageRows) -> Discriminator:
         )
 
 
-def _generator(job: Job, record: Record, *, progress: bool) -> Generator:
-    """As it was left, finished or not."""
-    folder, public = job.folder, taken(job.rows, job.kept)
-    if (folder.generator / "generator.json").exists():
-        generator = Generator.load(folder.generator, device=job.device)
-        _check_rows(PublicImages.of(public).facts(), {"generator": generator.provenance})
-        return generator
-    assert job.network is not None
+def training_settings(job: Job) -> dict[str, Any]:
+    """Of `train_generator`, but for how long."""
     options = job.config.generator
-    settings: dict[str, Any] = {
+    return {
         "process": _PROCESSES[options.process](),
         "batch_size": options.batch_size,
         "learning_rate": options.learning_rate,
@@ -278,6 +296,23 @@ def _generator(job: Job, record: Record, *, progress: bool) -> Generator:
         "autocast": job.autocast,
         "seed": options.seed,
     }
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """Of the images that the generator sees."""
+    return PublicImages.of(taken(job.rows, job.kept)).facts()
+
+
+def _generator(job: Job, record: Record, *, progress: bool) -> Generator:
+    """As it was left, finished or not."""
+    folder, public = job.folder, taken(job.rows, job.kept)
+    if (folder.generator / "generator.json").exists():
+        generator = Generator.load(folder.generator, device=job.device)
+        _check_rows(job.config, _facts(job), {"generator": generator.provenance})
+        return generator
+    assert job.network is not None
+    options = job.config.generator
+    settings = training_settings(job)
     with record.timed("training"), Patience() as patience:
         images = record.images or options.images or images_in(options.seconds or 0, public, job.network, settings)
         record.images = images
@@ -296,32 +331,6 @@ def _generator(job: Job, record: Record, *, progress: bool) -> Generator:
     generator.save(folder.generator)
     folder.checkpoint.unlink(missing_ok=True)
     return generator
-
-
-def images_in(seconds: float, public: Any, network: UNet, settings: Mapping[str, Any]) -> int:
-    """How many images a training of about so long sees, from how fast its steps are; the network stays as it is."""
-    batch_size = int(settings["batch_size"])
-
-    def trial(limit: float) -> tuple[int, float]:
-        start = time.perf_counter()
-        tried = copy.deepcopy(network)
-        found = train_generator(public, network=tried, images=batch_size * _MOST_TRIED, seconds=limit, **settings)
-        return int(found.provenance["images_seen"]), time.perf_counter() - start
-
-    limit = min(_PROBE, seconds / 10)
-    trial(limit / 4)  # compiles and tries out what is to be
-    speed = images_per_second(trial(limit / 4), trial(limit))
-    return batch_size * max(1, math.floor(speed * seconds / batch_size))
-
-
-def images_per_second(short: tuple[int, float], long: tuple[int, float]) -> float:
-    """From (images, seconds) of two trials, without what both take before their first step.
-
-    >>> images_per_second((100, 3.0), (500, 5.0))
-    200.0
-    """
-    images, seconds = long[0] - short[0], long[1] - short[1]
-    return images / seconds if images > 0 and seconds > 0 else long[0] / long[1]
 
 
 def _guide(job: Job, record: Record, generator: Generator, *, progress: bool) -> Guidance | None:
@@ -381,7 +390,7 @@ def _table_generator(job: Job) -> TableGenerator:
     assert isinstance(rows, TableRows)
     return fit_table(
         taken(rows, job.kept),
-        categorical=[rows.columns.index(name) for name in data.categorical],
+        categorical=[rows.columns.index(name) for name in (*data.categorical, *rows.words)],
         classes=data.target == "class",
         shrinkage=job.config.generator.shrinkage,
     )
@@ -396,19 +405,24 @@ def _draw(made: Synthetic) -> dict[str, Any]:
     return {name: value for name, value in made.provenance.items() if name not in ("generator", "statement")}
 
 
-def _check_rows(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    if now["sha256"] != before["generator"]["sha256"]:
+def _check_rows(config: SynthesisConfig, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    if now["sha256"] == before["generator"]["sha256"]:
+        return
+    if config.within is None:
         raise InvalidArgument(
             "[data] public has other rows than those that the generator in [output] folder was made from: put them "
             "back, use --again, or choose another folder."
         )
+    raise InvalidArgument(
+        f"[data] public, and what [training] choose and [{config.within}] leave of it, has other rows than those that "
+        f"the generator in {str(config.folder)!r} was made from: put them back, {config.otherwise}."
+    )
 
 
-def _before(folder: Folder, provenance: Mapping[str, Any]) -> bytes:
+def _before(config: SynthesisConfig, folder: Folder, provenance: Mapping[str, Any]) -> bytes:
     if not folder.rows.exists() or _digest(folder.rows) != provenance["sha256"]:
-        raise InvalidArgument(
-            f"{str(folder.rows)!r} is not what provenance.json beside it tells of: make it anew with --again."
-        )
+        remedy = "make it anew with --again" if config.within is None else f"put it back, {config.otherwise}"
+        raise InvalidArgument(f"{str(folder.rows)!r} is not what provenance.json beside it tells of: {remedy}.")
     return folder.rows.read_bytes()
 
 

@@ -28,32 +28,30 @@ Rows = ImageRows | TableRows
 
 def check_measures(config: SynthesisConfig, rows: Rows, kept: Tensor, held: Tensor) -> None:
     """Whatever would be refused after the training is refused before it."""
-    measure, images = config.measure, isinstance(rows, ImageRows)
+    measure, images, called = config.measure, isinstance(rows, ImageRows), config.called("measure")
     if measure.features is not None and (measure.features == "columns") == images:
         of = "'pixels' or 'lite0' for images" if images else "'columns' for a table"
-        raise InvalidArgument(f"[measure] features={measure.features!r} does not suit the public rows: give {of}.")
+        raise InvalidArgument(f"{called} features={measure.features!r} does not suit the public rows: give {of}.")
     if measure.weights is not None:
         path = config.file(measure.weights)
-        refuse_private(config, path, "[measure] weights")
+        refuse_private(config, path, f"{called} weights")
         if not path.is_file():
-            raise InvalidArgument(f"[measure] weights={str(path)!r} does not exist: check the path.")
+            raise InvalidArgument(f"{called} weights={str(path)!r} does not exist: check the path.")
     made = min(config.sample.n, measure.rows or config.sample.n)
     least = {"fid": 2, "precision_recall": measure.neighbours + 1}
     for name, count in least.items():
         if name in measure.wanted and min(made, len(held)) < count:
             raise InvalidArgument(
-                f"[measure] {name} needs {count} rows of either kind, and there are {made} made and {len(held)} held "
-                "out: raise [sample] n or [data] held_out."
+                f"{called} {name} needs {count} rows of either kind, and there are {made} made and {len(held)} held "
+                f"out: raise {config.called('sample')} n or {config.called('data')} held_out."
             )
     if measure.memorised and len(kept) < 3:
-        raise InvalidArgument(
-            f"[measure] memorised needs 3 public rows, and the generator sees {len(kept)}: give more."
-        )
+        raise InvalidArgument(f"{called} memorised needs 3 public rows, and the generator sees {len(kept)}: give more.")
     if measure.cas:
         if rows.labels is None or rows.labels.is_floating_point():
-            raise InvalidArgument("[measure] cas needs classes, and the public rows have none: leave it out.")
-        check_augmentation("measure", measure, tuple(rows.rows.shape[1:]))
-        _classifier(measure, rows, kept)
+            raise InvalidArgument(f"{called} cas needs classes, and the public rows have none: leave it out.")
+        check_augmentation(called[1:-1], measure, tuple(rows.rows.shape[1:]))
+        _classifier(config, rows, kept)
 
 
 def measured(
@@ -67,9 +65,8 @@ def measured(
     synthetic = Public(tuple(first) if len(first) > 1 else first[0], seed=measure.seed)
     found: dict[str, Any] = {}
     if measure.cas:
-        found["cas"] = _cas(
-            measure, rows, _classifier(measure, rows, kept), synthetic, taken(rows, held), device, shown
-        )
+        classifier = _classifier(config, rows, kept)
+        found["cas"] = _cas(measure, rows, classifier, synthetic, taken(rows, held), device, shown)
     if not set(measure.wanted) - {"cas"}:
         return found
     features = _features(config, rows, kept, device)
@@ -137,13 +134,14 @@ def _cas(
     return asdict(replace(found, by=f"{name}, {measure.steps} steps"))
 
 
-def _classifier(measure: MeasureSection, rows: Rows, kept: Tensor) -> tuple[str, nn.Module]:
+def _classifier(config: SynthesisConfig, rows: Rows, kept: Tensor) -> tuple[str, nn.Module]:
     """A fresh one, and its name."""
+    measure, called = config.measure, config.called("measure")
     shape, images = tuple(rows.rows.shape[1:]), isinstance(rows, ImageRows)
     kind = measure.model or ("wrn-16-4" if images else "mlp")
     outputs = len(_known(rows))
     if kind in ("cnn", "wrn-16-4") and not images:
-        raise InvalidArgument(f"[measure] model={kind!r} is for images: give 'linear' or 'mlp' for a table.")
+        raise InvalidArgument(f"{called} model={kind!r} is for images: give 'linear' or 'mlp' for a table.")
     with own_generators(measure.seed):
         if kind == "wrn-16-4":
             return kind, wide_resnet(16, 4, outputs, channels=shape[0])
@@ -155,8 +153,7 @@ def _classifier(measure: MeasureSection, rows: Rows, kept: Tensor) -> tuple[str,
                 module(torch.zeros(1, *shape))  # its lazy layer learns its size here
             except RuntimeError:
                 raise InvalidArgument(
-                    f"[measure] model='cnn' is for larger images than {shape[1]} x {shape[2]}: give 'mlp' or "
-                    "'wrn-16-4'."
+                    f"{called} model='cnn' is for larger images than {shape[1]} x {shape[2]}: give 'mlp' or 'wrn-16-4'."
                 ) from None
             return kind, module
         made = basic.linear(inputs, outputs) if kind == "linear" else basic.mlp(inputs, outputs)

@@ -88,17 +88,17 @@ class Folder:
             ready.path.rmdir()
 
     def check(self, config: SynthesisConfig, *, again: bool) -> None:
-        """Raise if a synthesis cannot begin or go on here; nothing is changed."""
-        public = config.file(config.data.public).resolve()
+        """Raise if a synthesis cannot begin or go on here; nothing is changed.
+
+        A finished one is a training's to go on with.
+        """
+        public, called = config.file(config.data.public).resolve(), f"{config.target}={str(self.path)!r}"
         if self.path.resolve() in (public, *public.parents):
+            raise InvalidArgument(f"{called} holds the public rows: choose another, since files in it are replaced.")
+        if self.provenance.exists() and not again and config.within is None:
             raise InvalidArgument(
-                f"[output] folder={str(self.path)!r} holds the public rows: choose another, since files in it are "
-                "replaced."
-            )
-        if self.provenance.exists() and not again:
-            raise InvalidArgument(
-                f"[output] folder={str(self.path)!r} holds a finished synthesis: use --more N for more of it, --again "
-                "to make it anew, or choose another folder."
+                f"{called} holds a finished synthesis: use --more N for more of it, --again to make it anew, or choose "
+                "another folder."
             )
         if self.began.exists():
             if not again:
@@ -106,10 +106,7 @@ class Folder:
             return
         for path in (self.rows, self.grid, self.discriminator, self.checkpoint, self.generator, self.provenance):
             if path.exists():
-                raise InvalidArgument(
-                    f"[output] folder={str(self.path)!r} holds a {path.name} that is not of a synthesis: choose "
-                    "another folder."
-                )
+                raise InvalidArgument(f"{called} holds a {path.name} that is not of a synthesis: choose another.")
 
     def read(self) -> dict[str, Any]:
         return _read(self.began)
@@ -164,8 +161,8 @@ class Record:
 
 def check_unchanged(config: SynthesisConfig, record: Mapping[str, Any]) -> None:
     """A synthesis goes on with the config it began with."""
-    began, otherwise = "the synthesis in [output] folder", "choose another folder, or use --again"
-    check_same(config, record.get("config") or {}, may_change=_MAY_CHANGE, began=began, otherwise=otherwise)
+    began, before = f"the synthesis in {config.target}", record.get("config") or {}
+    check_same(config, before, may_change=_MAY_CHANGE, began=began, otherwise=config.otherwise)
 
 
 def is_unchanged(config: SynthesisConfig, record: Mapping[str, Any]) -> bool:
@@ -181,6 +178,6 @@ def _read(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"{str(path)!r} cannot be read ({type(error).__name__}): use --again, or choose another folder."
+            f"{str(path)!r} cannot be read ({type(error).__name__}): put it back, or choose another folder."
         ) from None
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class TableRows:
     columns: tuple[str, ...] = ()  # of a CSV file
     label: str = "y"
     names: tuple[str, ...] = ()  # of labels that were text
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by column, what its codes stand for
 
     def written(self, rows: Tensor, labels: Tensor) -> bytes:
         """A CSV file if it was one, with the same columns; else arrays."""
@@ -76,8 +78,12 @@ class TableRows:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.columns, self.label])
         for row, label in zip(rows.numpy(), labels.tolist(), strict=True):
-            writer.writerow([*map(_number, row), self.names[int(label)] if self.names else _number(label)])
+            cells = [self._cell(name, value) for name, value in zip(self.columns, row, strict=True)]
+            writer.writerow([*cells, self.names[int(label)] if self.names else _number(label)])
         return text.getvalue().encode()
+
+    def _cell(self, column: str, value: Any) -> str:
+        return self.words[column][int(value)] if column in self.words else _number(value)
 
 
 def read_rows(config: SynthesisConfig) -> ImageRows | TableRows:
@@ -115,7 +121,9 @@ def _asked_of_private(record: Path) -> bool:
         return True  # nobody can say that it is harmless
 
 
-def split(rows: ImageRows | TableRows, share: float, seed: int, *, by_class: bool) -> tuple[Tensor, Tensor]:
+def split(
+    rows: ImageRows | TableRows, share: float, seed: int, *, by_class: bool, section: str = "[data]"
+) -> tuple[Tensor, Tensor]:
     """Numbers of the rows to train on and of those held out, in order; that share of every class, to the nearest."""
     count = len(rows.rows)
     rng = np.random.default_rng(seed)
@@ -127,8 +135,8 @@ def split(rows: ImageRows | TableRows, share: float, seed: int, *, by_class: boo
     held = np.sort(np.concatenate(chosen))
     if share and not 0 < len(held) < count:
         raise InvalidArgument(
-            f"[data] held_out={share} of {count} public rows leaves {count - len(held)} to train on and {len(held)} to "
-            "measure with: choose another share."
+            f"{section} held_out={share} of {count} public rows leaves {count - len(held)} to train on and {len(held)} "
+            "to measure with: choose another share."
         )
     return torch.from_numpy(np.setdiff1d(np.arange(count), held)), torch.from_numpy(held)
 

@@ -11,6 +11,7 @@ import typer
 
 from sfumato.cli.config_file import without_password
 from sfumato.cli.facts import in_one_line, tell
+from sfumato.errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from sfumato.cli.config import Config
@@ -47,6 +48,7 @@ def train(
         if warned is not None and not as_json:  # before anything is charged
             typer.echo(f"sfumato: {warned}", err=True)
         begun = checked.checkpoint.exists()
+        _check_room(job)
         run = execute(job, resume=resume, progress=not as_json and sys.stdout.isatty())
         title = f"Trained as {config} says{', from the checkpoint on' if begun else ''}"
         facts = {
@@ -59,6 +61,7 @@ def train(
             "steps_taken": run.steps_taken,
             "steps_lost": run.steps_lost,
             "steps_short": run.steps_short,
+            "synthesis": _made(job),
             "metrics": {k: v for k, v in run.metrics.items() if k not in ("step", "epsilon")},
             "seconds": round(run.seconds, 3),
             "report": _report(checked.out) if report else None,
@@ -79,6 +82,8 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
     for name, value in facts.items():
         if name == "metrics":
             shown |= value
+        elif name == "synthesis" and value is not None:
+            shown["synthesis"] = {k: v for k, v in value.items() if v != []}
         elif name == "method":
             shown["method"] = " on ".join(value)
             shown |= {f"  {layer}": in_one_line(options) for layer, options in value.items()}
@@ -89,6 +94,7 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _plan(job: Job) -> dict[str, Any]:
     from sfumato.cli.estimates import estimates, ratio_of, warning
+    from sfumato.cli.train_synthesis import planned
 
     config, cost = job.config, job.cost
     training, privacy = config.training, config.privacy
@@ -104,7 +110,9 @@ def _plan(job: Job) -> dict[str, Any]:
         "accountant": cost.accountant,
         "setting": _setting(config),
         "method": _method(job),
+        "synthesis": None if job.making is None else planned(job.making),
         "warmup": None if config.warmup is None else vars(config.warmup),
+        "afterwards": _afterwards(job),
         "optimizer": training.optimizer,
         "learning_rate": training.learning_rate,
         "momentum": training.momentum or None,
@@ -127,11 +135,41 @@ def _plan(job: Job) -> dict[str, Any]:
     }
 
 
+def _afterwards(job: Job) -> dict[str, Any] | None:
+    """What is reserved for `sfumato select`, and with how much noise."""
+    wished = job.config.afterwards
+    if wished is None:
+        return None
+    return {**vars(wished), "noise_multipliers": {line.question: line.noise.scale for line in job.later}}
+
+
+def _made(job: Job) -> dict[str, Any] | None:
+    """Of the rows that were made, what `sfumato synthesize` says of them."""
+    from sfumato.cli.synthesize_facts import result
+    from sfumato.cli.synthesize_job import finished
+
+    making = job.making
+    provenance = None if making is None else finished(making)
+    if making is None or provenance is None:
+        return None
+    wanted = ("folder", "rows", "trained_on", "held_out", "measures", "seconds")
+    return {name: value for name, value in result(making.config, provenance).items() if name in wanted}
+
+
+def _check_room(job: Job) -> None:
+    """Raise before rows are made for a training that the ledger would not let begin."""
+    if job.making is None or _fits(job) is not False:
+        return
+    config = job.config
+    raise BudgetExceeded(
+        f"[privacy] epsilon={config.privacy.epsilon:g} does not fit into what the ledger has left for the dataset "
+        f"{config.data.name!r}, so no rows were made for it: lower it, or see sfumato budget."
+    )
+
+
 def _fits(job: Job) -> bool | None:
     """Whether the ledger would let it begin now, by looking alone; None where it goes on with what was paid for."""
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.mechanisms import Gaussian, Mechanism
-    from sfumato.questions import GradientMean
 
     config = job.config
     if config.checkpoint.exists():
@@ -142,9 +180,7 @@ def _fits(job: Job) -> bool | None:
     with Ledger(place, make=False) as ledger:
         if config.data.name not in ledger.account_names():
             return True
-        times = job.answers + config.training.reserve
-        line = Mechanism(question=GradientMean.kind(), noise=Gaussian(job.noise), sampler=job.sampler, times=times)
-        return ledger.account(config.data.name).quote([line]).fits
+        return ledger.account(config.data.name).quote(job.planned()).fits
 
 
 def _setting(config: Config) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 
 from sfumato.cli.config import SECTIONS, Config, check_config
 from sfumato.errors import InvalidArgument
-from sfumato.reading import read, read_toml, suggestion
+from sfumato.reading import field_types, read, read_toml, suggestion
 
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 # What the data, the promise and the place of the results are is not for a search to decide.
+_WHOLE = ("data", "privacy", "synthesis", "afterwards")
 _FIXED = {
-    *(f"{section}.{field.name}" for section in ("data", "privacy") for field in fields(SECTIONS[section])),
+    *(f"{section}.{key}" for section in _WHOLE for key in field_types(SECTIONS[section])),
     *(f"training.{key}" for key in ("out", "loss", "reserve", "keep_last", "checkpoint_every", "evaluate_every")),
     "model.outputs",
     "model.shape",
@@ -81,6 +82,15 @@ def load_tune(path: Path) -> TuneFile:
     points = candidates(space, tune.candidates, seed=tune.seed)
     configs = tuple(check_config(path, _with(raw, point)) for point in points)
     config = configs[0]
+    if config.synthesis is not None:
+        raise InvalidArgument(
+            "[synthesis] is of `sfumato train`: make the rows with `sfumato synthesize` first, and name its folder as "
+            "[data] synthetic."
+        )
+    if config.afterwards is not None:
+        raise InvalidArgument(
+            "[afterwards] is of `sfumato train`, since a search is charged as a whole: leave the section out."
+        )
     if tune.keep is not None and (tune.keep > len(points) or config.data.public is None):
         raise InvalidArgument(
             f"[tune] keep={tune.keep} needs public rows, and at least as many candidates (there are {len(points)})."

@@ -102,16 +102,23 @@ def _places(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise InvalidArgument(f"run={str(path)!r} does not exist: give the folder that a training wrote.")
-    own = [path / name for name in _SIGNS if (path / name).is_file()]
+    own = _signs(path)
     if own:
         return own
-    inner = [folder / name for folder in sorted(path.iterdir()) for name in _SIGNS if (folder / name).is_file()]
+    inner = [place for folder in sorted(path.iterdir()) for place in _signs(folder)]
     if not inner:
         raise InvalidArgument(
             f"run={str(path)!r} holds no {', '.join(_SIGNS)}: give the folder that a training, a synthesis or a "
             "selection wrote, or one with such folders in it."
         )
     return inner
+
+
+def _signs(folder: Path) -> list[Path]:
+    """What a folder holds; of a training also the rows that [synthesis] made for it."""
+    found = [folder / name for name in _SIGNS if (folder / name).is_file()]
+    made = folder / "synthetic" / "provenance.json"
+    return [*found, made] if folder / "run.json" in found and made.is_file() else found
 
 
 def _names(places: Sequence[Path]) -> list[str]:
