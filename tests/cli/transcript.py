@@ -22,8 +22,8 @@ BLOCKS = ("demo", "table", "after")
 _HEAD = """# Transcript
 
 What the commands of [the first page](start.md) printed on two cores, after each other, in an empty folder:
-`python -m tests.cli.transcript` ran them and wrote this page. Noise is fresh each time, so figures differ a little. All of
-it took {seconds} seconds, the installation of the environment among them.
+`python -m tests.cli.transcript` ran them and wrote this page. Noise is fresh each time, so figures differ a little.
+All of it took {seconds} seconds, the installation of the environment among them.
 """
 
 
