@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from fractions import Fraction
 
@@ -594,3 +595,24 @@ def test_the_statistics_themselves_have_the_stated_size():
     p = np.array([variance_p(rng.standard_normal(2000), 1.0) for _ in range(2000)])
     assert stats.kstest(p, "uniform").pvalue > FALSE_ALARM
     assert stats.kstest(p**2, "uniform").pvalue < FALSE_ALARM
+
+
+def test_callers_that_share_normals_get_each_number_once(monkeypatch):
+    """Also while they are closed, as the end of the process does: what is drawn ahead is handed out once or dropped."""
+    monkeypatch.setattr(row, "_BLOCK", 16)
+    normals, taken = row.Normals(np.random.default_rng(5)), [[] for _ in range(3)]
+
+    def work(mine):
+        for _ in range(200):
+            normals.draw_ahead(48, pinned=False)
+            mine += [part.numpy().copy() for part in normals.take(20, pinned=False)]
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in taken]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.001)
+        normals.close()
+    drawn = np.concatenate([part for mine in taken for part in mine])
+    assert len(drawn) == 3 * 200 * 20
+    assert len(np.unique(drawn)) == len(drawn)
