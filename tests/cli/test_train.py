@@ -357,7 +357,9 @@ def test_from_the_shell(config: Path) -> None:
     assert "test accuracy" in done.stdout
 
 
-def test_control_c_keeps_the_last_step(sfumato: Sfumato, config: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_control_c_keeps_the_last_step(sfumato: Sfumato, config: Path, sent: signal.Signals) -> None:
+    """And so does SIGTERM, by which schedulers end a program."""
     edit(config, "steps = 12", "steps = 20000")
     process = subprocess.Popen(
         [sys.executable, "-m", "sfumato.cli.main", "train", str(config)],
@@ -370,7 +372,7 @@ def test_control_c_keeps_the_last_step(sfumato: Sfumato, config: Path) -> None:
             if (config.parent / "runs/a/checkpoint.pt").exists() or process.poll() is not None:
                 break
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         _, err = process.communicate(timeout=30)
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""Ctrl-C, and what a person is told then: it depends on what the command was doing."""
+"""Ctrl-C and SIGTERM, and what a person is told then: it depends on what the command was doing."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from sfumato.cli.audit import audit
 from sfumato.cli.budget import budget
 from sfumato.cli.demo import demo
 from sfumato.cli.init import init
-from sfumato.cli.interruption import Interrupted
+from sfumato.cli.interruption import Interrupted, terminable
 from sfumato.cli.predict import predict
 from sfumato.cli.report import report
 from sfumato.cli.reproduce import reproduce
@@ -67,9 +67,10 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 2 for bad input, 130 for Ctrl-C, 1 for a defect."""
+    """Run one command and return its exit status: 0, 2 for bad input, 130 for Ctrl-C or SIGTERM, 1 for a defect."""
     try:
-        status = app(args=arguments, prog_name="sfumato", standalone_mode=False)
+        with terminable():
+            status = app(args=arguments, prog_name="sfumato", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Interrupted as interrupted:

@@ -9,7 +9,7 @@ import typer
 
 from sfumato.cli.device import DeviceName, find_device
 from sfumato.cli.facts import tell
-from sfumato.cli.interruption import interruptible, kept, terminable
+from sfumato.cli.interruption import interruptible, kept
 from sfumato.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _done(
         facts = {"dry_run": True, **plan(job, again=again), "would_write": [str(path) for path in job.would_write()]}
         return facts, f"Plan of {config.path} (nothing was trained or written)"
     aside = again and job.folder.provenance.exists()  # the draft is found again by --again
-    with terminable(), interruptible(kept(config.folder, again=again and not aside)):
+    with interruptible(kept(config.folder, again=again and not aside)):
         return result(config, execute(job, again=again, progress=progress)), f"Made as {config.path} says"
 
 

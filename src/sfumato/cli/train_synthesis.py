@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfumato.cli.config import Config
 from sfumato.cli.device import find_device
-from sfumato.cli.interruption import interruptible, kept, terminable
+from sfumato.cli.interruption import interruptible, kept
 from sfumato.cli.model import row_shape
 from sfumato.cli.synthesize_config import SynthesisConfig
 from sfumato.cli.synthesize_facts import plan
@@ -47,7 +47,7 @@ def prepare_synthesis(config: Config, making: SynthesisConfig, layouts: Layouts)
 
 def make(job: Job, *, progress: bool) -> dict[str, Any]:
     """The provenance of the rows, which are made unless an earlier start has made them."""
-    with terminable(), interruptible(kept(job.config.folder, again=False)):
+    with interruptible(kept(job.config.folder, again=False)):
         return finished(job) or execute(job, again=False, progress=progress)
 
 
