@@ -4,7 +4,8 @@
 
 Only what stands between `<!-- table: <name> -->` and `<!-- /table -->` is written, and in index.md what stands between
 `<!-- list: <paper> -->` and `<!-- /list -->`; the rest of a page is not touched. A page that does not exist is begun
-with all tables of its paper, or the lists of all. Figures are drawn beside the pages, as SVG.
+with all tables of its paper, or the lists of all. Figures are drawn beside the pages, as SVG. In choosing.md, a folder
+up, what stands between `<!-- evidence -->` and `<!-- /evidence -->` is written, where there is such a page.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sfumato.experiments.convex.comparison import markdown as beside_others
 from sfumato.experiments.convex.spec import Spec as ConvexSpec
 from sfumato.experiments.convex.spec import convex_names, find_convex
 from sfumato.experiments.convex.table import markdown as convex_markdown
+from sfumato.experiments.evidence import markdown as evidence
 from sfumato.experiments.papers import items, listing
 from sfumato.experiments.papers import markdown as listed
 from sfumato.experiments.records import COMMITTED
@@ -28,6 +30,7 @@ from sfumato.experiments.table import drawn, entries, markdown
 
 _BLOCK = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 _LIST = re.compile(r"(<!-- list: (\w+) -->\n).*?(<!-- /list -->)", re.DOTALL)
+_EVIDENCE = re.compile(r"(<!-- evidence -->\n).*?(<!-- /evidence -->)", re.DOTALL)
 
 
 _MEASURED = {
@@ -103,12 +106,19 @@ def filled_index(text: str, runs: Path = COMMITTED) -> str:
     return _LIST.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[3]}", text)
 
 
+def filled_choosing(text: str, runs: Path = COMMITTED) -> str:
+    """The page of advice with its numbers made anew."""
+    return _EVIDENCE.sub(lambda found: f"{found[1]}\n{evidence(runs)}\n\n{found[2]}", text)
+
+
 def pages(folder: Path, runs: Path = COMMITTED) -> dict[Path, str]:
     """What each page should hold."""
     papers = sorted({spec.paper for spec in _specs()})
     paths = {folder / f"{paper}.md": paper for paper in papers}
-    index = folder / "index.md"
+    index, choosing = folder / "index.md", folder.parent / "choosing.md"
+    advice = {choosing: filled_choosing(choosing.read_text(encoding="utf-8"), runs)} if choosing.exists() else {}
     return {
+        **advice,
         index: filled_index(index.read_text(encoding="utf-8") if index.exists() else begun_index(), runs),
         **{
             path: filled(path.read_text(encoding="utf-8") if path.exists() else begun(paper), runs)
