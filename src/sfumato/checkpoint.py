@@ -45,7 +45,7 @@ def held_checkpoint(path: Path | None) -> Iterator[None]:
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise SfumatoError(
-                        f"checkpoint={str(path)!r} is in use by another process that is still training: end that one "
+                        f"checkpoint={str(path)!r} is in use by another process that is still at work: end that one "
                         "first, or name another file."
                     ) from error
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by processes that were killed

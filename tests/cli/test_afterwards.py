@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,52 @@ def test_what_a_killed_selection_left_is_given_back(sfumato: Sfumato, training: 
     assert refused.status == 2
     assert "does not fit into the budget" in refused.err
     assert asked(training)["Histogram"] == (0, False)
+
+
+def test_a_ledger_that_counts_too_little_gives_nothing_back(sfumato: Sfumato, training: Path, selection: Path) -> None:
+    """Put back from a backup made during the training: to close its plan there would give back what has left."""
+    edit(training, "epsilon = 2.7", "epsilon = 2.7\nbudget = 6.0")
+    told(sfumato, "train", training)
+    for asked_before in (0, 1):
+        with Ledger(training.parent / "ledger.db") as ledger:
+            account = ledger.account("digits")
+            plan = account.resume(account.statement().asked[0].plan)
+            account._count(plan, {"GradientMean": 3, "Gram": asked_before, "Histogram": 0}, close=False)
+        refused = sfumato("select", selection)
+        assert refused.status == 2
+        assert "put back from an old backup" in refused.err
+        assert asked(training) == {"GradientMean": (3, True), "Gram": (asked_before, True), "Histogram": (0, True)}
+
+
+def test_a_selection_under_way_is_not_taken_for_one_that_was_killed(
+    sfumato: Sfumato, training: Path, selection: Path
+) -> None:
+    """It has asked one question and is about to ask the other: nobody else gives that back."""
+    told(sfumato, "train", training)
+    script = """
+import sys
+from pathlib import Path
+from sfumato import Ledger
+from sfumato.cli.near_private import held_reservation
+account = Ledger(sys.argv[1]).account("digits")
+with held_reservation(account, Path(sys.argv[2])):
+    plan = account.resume(account.statement().asked[0].plan)
+    plan.take("Gram")
+    print("asked", flush=True)
+    sys.stdin.read()
+    plan.take("Histogram")
+"""
+    places = (str(training.parent / "ledger.db"), str(training.parent / "runs/digits"))
+    command = [sys.executable, "-c", script, *places]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "asked\n"
+        refused = sfumato("select", selection)
+        other.communicate("")
+    assert refused.status == 2
+    assert "in use by another process" in refused.err
+    assert other.returncode == 0
+    assert asked(training)["Histogram"] == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,15 @@ def test_arrays_that_are_private_by_their_names(sfumato: Sfumato, config: Path) 
     for role in ("private", "public", "test"):
         edit(config, f"{role}.csv", "all.npz")
     refused(sfumato, config.parent, "holds the private rows themselves", "train", config)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_links_to_the_private_rows_are_private(sfumato: Sfumato, config: Path, link: Callable[..., None]) -> None:
+    for role in ("public", "test"):
+        link(config.parent / "private.csv", config.parent / f"{role}_too.csv")
+        edit(config, f'{role} = "{role}.csv"', f'{role} = "{role}_too.csv"')
+        refused(sfumato, config.parent, "holds the private rows themselves", "train", config)
+        edit(config, f'{role} = "{role}_too.csv"', f'{role} = "{role}.csv"')
 
 
 def test_a_warm_up_without_public_rows(sfumato: Sfumato, config: Path) -> None:

@@ -185,6 +185,34 @@ def test_a_bad_private_label_is_not_told(sfumato: Sfumato, folder: Path) -> None
     assert "SECRET" not in result.err
 
 
+def test_private_rows_are_not_counted_on_the_screen(sfumato: Sfumato, folder: Path) -> None:
+    """Their number, which the training was not told either, and what the model says of them, go into the file alone."""
+    facts = told(sfumato, "runs/a", "private.csv")
+    assert {name: facts[name] for name in ("rows", "predicted", "undeclared_words")} == {
+        "rows": None,
+        "predicted": None,
+        "undeclared_words": None,
+    }
+    assert len(lines(folder / "predictions.csv")) == 310
+    shown = sfumato("predict", "runs/a", "private.csv")
+    assert "310" not in shown.out + shown.err
+
+
+def test_a_bad_private_row_is_not_found_for_anyone(sfumato: Sfumato, folder: Path) -> None:
+    path = folder / "private.csv"
+    whole = path.read_text()
+    for bad, said in (
+        ("1,SECRET,3,0", "no number"),
+        ("1,2", "more or fewer cells"),
+        ("nan,2,3,0", "no finite output for a row"),
+    ):
+        path.write_text(f"{whole}{bad}\n")
+        result = sfumato("predict", "runs/a", "private.csv")
+        assert result.status == 2
+        assert said in result.err
+        assert not any(word in result.err for word in ("line", "SECRET", "311", "312"))
+
+
 # ------------------------------------------------------------------------------------------------ other files
 
 

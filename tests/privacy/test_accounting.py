@@ -68,6 +68,23 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
+def test_a_word_for_the_adjacency_is_charged_as_what_it_says() -> None:
+    """It equals the constant, so that what is kept of one is found by the other: nothing but the truth may be kept."""
+    for noise, words in ((3.1, ("replace-one", RO)), (3.2, (RO, "replace-one"))):
+        plan, found = [ask(Gaussian(noise), times=3)], []
+        for word in words:
+            found.append(accounting.epsilon(plan, delta=1e-5, adjacency=word).epsilon)  # type: ignore[arg-type]
+        assert found[0] == found[1] > 1.9 * epsilon_of(plan[0])
+        assert (renyi(plan, [4.0], "replace-one") == renyi(plan, [4.0], RO)).all()  # type: ignore[arg-type]
+        assert delta_of(plan[0], 1.0, "replace-one") == delta_of(plan[0], 1.0, RO)  # type: ignore[arg-type]
+    by_word = accounting.epsilon(plan, delta=1e-5, adjacency=AR, accountant="PLD")  # type: ignore[arg-type]
+    assert by_word == accounting.epsilon(plan, delta=1e-5, adjacency=AR, accountant=PLD)
+    assert by_word.epsilon < accounting.epsilon(plan, delta=1e-5, adjacency=AR, accountant=RDP).epsilon
+    for wrong in ({"adjacency": "replace"}, {"adjacency": AR, "accountant": "PRV"}):
+        with pytest.raises(InvalidArgument, match="must be one of"):
+            accounting.epsilon(plan, delta=1e-5, **wrong)  # type: ignore[arg-type]
+
+
 # --- published values ------------------------------------------------------------------------------------------------
 
 

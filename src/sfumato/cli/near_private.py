@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from sfumato.checkpoint import held_checkpoint
 from sfumato.cli.config import Config
+from sfumato.cli.select_statement import statement_about
 from sfumato.data.samplers import FullBatch
 from sfumato.privacy.budget import Budget
+from sfumato.privacy.ledger import Account
 from sfumato.privacy.mechanisms import Mechanism
 from sfumato.privacy.statement import Asked, Statement
 from sfumato.questions import Gram
+from sfumato.run import Run
 from sfumato.selection.advice import QuestionAdvice, advise_questions
 from sfumato.selection.near_private import NearPrivate
 from sfumato.selection.support import Threshold, TopK
@@ -62,9 +67,33 @@ def open_reservation(statement: Statement, run: Path) -> list[Mechanism]:
     return [] if any(line.answers for line in later) else [line.mechanism for line in later]
 
 
-def half_asked(statement: Statement, run: Path) -> set[str]:
-    """The key of its plan, if something of that was asked and the answer is gone."""
-    return {plan_key(run / "checkpoint.pt")} if any(line.answers for line in _later(statement, run)) else set()
+@contextmanager
+def held_reservation(account: Account, run: Path) -> Iterator[None]:
+    """Keeps other selections off what the training in this folder has reserved, if anything is, and the training too.
+
+    Else one that is under way would be taken for one that was killed, and what it is about to ask be given back.
+    """
+    if not _later(account.statement(), run):
+        yield
+        return
+    with held_checkpoint(run / "checkpoint.pt"):
+        yield
+
+
+def counted(run: Run, dataset: str, folder: Path) -> dict[str, int]:
+    """Answers of its plan that the training itself knows of, by question.
+
+    A ledger that counts fewer was put back from a backup: to close the plan there would give back what has left.
+    """
+    key, known = plan_key(folder / "checkpoint.pt"), statement_about(run, dataset) or {}
+    lines = [line for line in known.get("mechanisms", ()) if line.get("resume_key") == key]
+    return {line["question"]: line["answers_counted"] for line in lines}
+
+
+def close_half_asked(account: Account, run: Run, folder: Path) -> None:
+    """End its plan if something of what was reserved was asked, and the answer is gone: the rest comes back."""
+    if any(line.answers for line in _later(account.statement(), folder)):
+        account.resume(plan_key(folder / "checkpoint.pt"), seen=counted(run, account.name, folder)).close()
 
 
 def _later(statement: Statement, run: Path) -> list[Asked]:

@@ -61,28 +61,30 @@ def predict(
             f"data={str(data)!r} holds the private rows of this run, whose score would be told without noise: score "
             "rows of other people."
         )
-    found = read_rows(data, model.preprocessing, labels=score)
+    found = read_rows(data, model.preprocessing, labels=score, private=private)
     if strict and found.undeclared:
         column, count = next(iter(found.undeclared.items()))
+        words = "words" if private else f"{count} words"
         raise InvalidArgument(
-            f"data={str(data)!r} has {count} words in column {column!r} that the training did not declare: leave "
-            "--strict out to take them as any other word, as it did."
+            f"data={str(data)!r} has {words} in column {column!r} that the training did not declare: leave --strict "
+            "out to take them as any other word, as it did."
         )
     outputs = model.scores(found.features)
     if bad := (~outputs.isfinite().all(1)).nonzero().flatten().tolist():
+        which = "a row" if private else f"row {bad[0] + 1}"
         raise InvalidArgument(
-            f"data={str(data)!r}: the model has no finite output for row {bad[0] + 1}: look for a cell that is nan, or "
-            "for a training that diverged."
+            f"data={str(data)!r}: the model has no finite output for {which}: look for a cell that is nan, or for a "
+            "training that diverged."
         )
     predictions = list(_predictions(model, outputs, found))
     facts: dict[str, Any] = {
         "run": str(run),
         "data": str(data),
         "array": found.array,
-        "rows": len(predictions),
-        **_summary(model, predictions),
+        "rows": None if private else len(predictions),  # counts of private rows would be told without noise
+        "predicted": None if private else _summary(model, predictions),
         **(_score(model, outputs, found, data) if score else {}),
-        "undeclared_words": found.undeclared or None,
+        "undeclared_words": None if private else found.undeclared or None,
         "epsilon": model.run.statement.get("epsilon"),
         "delta": model.run.statement.get("delta"),
         "out": None if out == _STDOUT else str(out),
@@ -126,8 +128,8 @@ def _predictions(model: Trained, outputs: Tensor, found: Found) -> Iterable[dict
 def _summary(model: Trained, predictions: list[dict[str, Any]]) -> dict[str, Any]:
     said = [line["prediction"] for line in predictions]
     if model.classifies:
-        return {"predicted": {str(label): count for label, count in sorted(Counter(said).items())}}
-    return {"predicted": {"lowest": min(said), "mean": sum(said) / len(said), "highest": max(said)}}
+        return {str(label): count for label, count in sorted(Counter(said).items())}
+    return {"lowest": min(said), "mean": sum(said) / len(said), "highest": max(said)}
 
 
 def _score(model: Trained, outputs: Tensor, found: Found, data: Path) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Rows to predict for, from files of the form that a model was trained on; labels may be there, and are not needed.
 
 Cells become numbers by the `Encoding` that was kept with the run. As for test rows, errors name a column and a line,
-and quote no cell.
+and quote no cell; of the private rows not even the line, nor the name of an image, is told.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ class Found:
     array: str | None = None  # of an NPZ file
 
 
-def read_rows(path: Path, made: Preprocessing, *, labels: bool = False) -> Found:
-    """The rows of a file or folder; `labels`: also what is to be predicted, which must then be there."""
+def read_rows(path: Path, made: Preprocessing, *, labels: bool = False, private: bool = False) -> Found:
+    """The rows of a file or folder; `labels`: also what is to be predicted, which must then be there.
+
+    `private`: they are those that were trained on, whose labels nobody compares with.
+    """
     if not path.exists():
         raise InvalidArgument(f"data={str(path)!r} does not exist: check the path.")
     if made.columns:
-        return _read_cells(path, made, labels)
+        return _read_cells(path, made, labels, private)
     if path.is_dir():
-        return _read_images(path, made, labels)
+        return _read_images(path, made, labels, private)
     if path.suffix == ".npz":
         return _read_npz(path, made, labels)
     raise InvalidArgument(
@@ -71,7 +74,7 @@ def holds_private(path: Path, private: Path) -> bool:
 # ------------------------------------------------------------------------------------------------ named columns
 
 
-def _read_cells(path: Path, made: Preprocessing, labels: bool) -> Found:
+def _read_cells(path: Path, made: Preprocessing, labels: bool, private: bool) -> Found:
     if not cells.has_cells(path):
         raise InvalidArgument(
             f"data={str(path)!r} must be a .csv or .parquet file or a dataset saved on disk: the model was trained on "
@@ -93,11 +96,11 @@ def _read_cells(path: Path, made: Preprocessing, labels: bool) -> Found:
         ragged = next((i for i, row in enumerate(chunk) if len(row) != len(header)), None)
         if ragged is not None:
             raise InvalidArgument(
-                f"data={str(path)!r} has a row with more or fewer cells than columns (about line {line + ragged}): "
+                f"data={str(path)!r} has a row with more or fewer cells than columns{_line(line + ragged, private)}: "
                 "repair the file."
             )
         columns = dict(zip(header, zip(*chunk, strict=True), strict=True))
-        features.append(np.hstack([_numbers(path, made, name, columns[name], line) for name in made.columns]))
+        features.append(np.hstack([_numbers(path, made, name, columns[name], line, private) for name in made.columns]))
         if labels:
             found.append(_labels(path, made, columns[str(made.label)], line))
         for name, words in made.encoding.categories.items():
@@ -130,7 +133,11 @@ def _open(path: Path, made: Preprocessing) -> tuple[list[str], Any]:
     return cells.names(path, "data", declared), rows if first is None else chain([first], rows)
 
 
-def _numbers(path: Path, made: Preprocessing, name: str, found: Sequence[Any], line: int) -> Array:
+def _line(line: int, private: bool) -> str:
+    return "" if private else f" (about line {line})"
+
+
+def _numbers(path: Path, made: Preprocessing, name: str, found: Sequence[Any], line: int, private: bool) -> Array:
     try:
         return made.encoding.encode(name, found)
     except (TypeError, ValueError):  # it quotes the cell
@@ -138,7 +145,7 @@ def _numbers(path: Path, made: Preprocessing, name: str, found: Sequence[Any], l
         bad = next(i for i, c in enumerate(found) if not cells.is_number(c) and word(c) not in missing)
         known = f", nor one of those that mean: not known ({', '.join(missing)})" if missing else ""
         raise InvalidArgument(
-            f"data={str(path)!r} has in column {name!r} a cell that is no number{known} (about line {line + bad}): "
+            f"data={str(path)!r} has in column {name!r} a cell that is no number{known}{_line(line + bad, private)}: "
             "repair it, or remove the row."
         ) from None
 
@@ -162,12 +169,19 @@ def _labels(path: Path, made: Preprocessing, found: Sequence[Any], line: int) ->
 # ------------------------------------------------------------------------------------------------ images and arrays
 
 
-def _read_images(path: Path, made: Preprocessing, labels: bool) -> Found:
+def _read_images(path: Path, made: Preprocessing, labels: bool, private: bool) -> Found:
     files = image_files(path, below=True)
     if not files:
         raise InvalidArgument(f"data={str(path)!r} holds no images.")
     channels = made.shape[0] if len(made.shape) == 3 else None
-    images = read_images(files, f"data={str(path)!r}", channels=channels)
+    try:
+        images = read_images(files, f"data={str(path)!r}", channels=channels)
+    except InvalidArgument as error:  # it names the file
+        if not private or "Pillow" in str(error):
+            raise
+        raise InvalidArgument(
+            f"data={str(path)!r} has a file that is no image, or of another size: repair the folder."
+        ) from None
     if len(made.shape) == 3 and images.shape[1:] != tuple(made.shape):  # others may hold as many pixels
         raise InvalidArgument(
             f"data={str(path)!r} has images of {images.shape[3]} x {images.shape[2]} pixels, and the model was trained "

@@ -21,7 +21,7 @@ from sfumato.cli.augmentation import check_augmentation
 from sfumato.cli.config_file import only_given
 from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.cli.model import row_shape
-from sfumato.cli.near_private import half_asked
+from sfumato.cli.near_private import close_half_asked, counted, held_reservation
 from sfumato.cli.sections import ModelSection
 from sfumato.cli.select_config import PrivateSection, SelectConfig
 from sfumato.cli.select_ledger import advice, check_delta_of, ledger_of, refusal, reserved
@@ -274,23 +274,32 @@ def _near_private(job: Job, options: PrivateSection, model: Released, pool: Publ
             adjacency=options.adjacency,
         )
         check_delta_of(private.account, options)
-        key = f"select {config.out.resolve()} "
-        opened = {line.resume_key or "" for line in private.statement().asked if line.open}
-        left = {name for name in opened if name.startswith(key)} | half_asked(private.statement(), folder)
-        for name in left:
-            private.account.resume(name).close()  # of a process that was killed: what it did not take comes back
-        prepaid = reserved(config, options, private.account, strategy)
-        plan = _plan(job, private, key, prepaid=prepaid)
-        try:
-            with interruptible(CHARGED):
-                found = strategy(model, pool, config.select.n, private.ask)
-        except BaseException:
-            if prepaid and plan.remaining(Gram.kind()):
-                plan.pause()  # nothing was asked: what the training has reserved stays so
-            raise
-        finally:
-            plan.close()
-        return found, private.statement(), prepaid
+        with held_reservation(private.account, folder):
+            return _answered(job, options, private, model, pool)
+
+
+def _answered(
+    job: Job, options: PrivateSection, private: Private, model: Released, pool: Public
+) -> tuple[Tensor, Any, bool]:
+    config, strategy = job.config, job.strategy
+    assert isinstance(strategy, NearPrivate)
+    key = f"select {config.out.resolve()} "
+    opened = {line.resume_key or "" for line in private.statement().asked if line.open}
+    for left in (name for name in opened if name.startswith(key)):
+        private.account.resume(left).close()  # of a process that was killed: what it did not take comes back
+    close_half_asked(private.account, job.run, config.file(config.model.weights))
+    prepaid = reserved(config, options, private.account, strategy)
+    plan = _plan(job, private, key, prepaid=prepaid)
+    try:
+        with interruptible(CHARGED):
+            found = strategy(model, pool, config.select.n, private.ask)
+    except BaseException:
+        if prepaid and plan.remaining(Gram.kind()):
+            plan.pause()  # nothing was asked: what the training has reserved stays so
+        raise
+    finally:
+        plan.close()
+    return found, private.statement(), prepaid
 
 
 def _plan(job: Job, private: Private, key: str, *, prepaid: bool) -> Plan:
@@ -300,7 +309,8 @@ def _plan(job: Job, private: Private, key: str, *, prepaid: bool) -> Plan:
     assert asked is not None
     assert options is not None
     if prepaid:
-        return private.resume(plan_key(job.config.file(job.config.model.weights) / "checkpoint.pt"))
+        folder = job.config.file(job.config.model.weights)
+        return private.resume(plan_key(folder / "checkpoint.pt"), seen=counted(job.run, options.name, folder))
     lines = strategy.lines(private, pca=asked.pca, support=asked.support)
     try:
         return private.plan(*lines, resume_key=key + secrets.token_hex(8), note="selection")

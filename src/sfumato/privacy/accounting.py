@@ -51,7 +51,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,8 @@ from sfumato.privacy.mechanisms import (
 RESOLUTION = 1e-12
 # The relative error at which refinement stops.
 TOLERANCE = 3e-4
+
+_Word = TypeVar("_Word", bound=StrEnum)
 
 
 class Accountant(StrEnum):
@@ -113,8 +115,8 @@ def epsilon(
     """
     if not 0 < delta < 1:
         raise InvalidArgument(f"delta={delta} must lie strictly between 0 and 1: choose less than 1 / number of units.")
-    plan = _merged(mechanisms)
-    accountant = accountant or _accountant(plan, adjacency, delta)
+    plan, adjacency = _merged(mechanisms), _meant(Adjacency, adjacency)
+    accountant = _accountant(plan, adjacency, delta) if accountant is None else _meant(Accountant, accountant)
     value = _epsilon(plan, delta, adjacency, tolerance, accountant)
     return Cost(epsilon=value, delta=delta, adjacency=adjacency, accountant=_name(accountant))
 
@@ -136,7 +138,7 @@ def delta(
     """The delta of the whole plan at `epsilon`, never stated below `RESOLUTION` where PLD computes it."""
     if not (math.isfinite(epsilon) and epsilon >= 0):
         raise InvalidArgument(f"epsilon={epsilon} must be a finite number of at least 0.")
-    plan = _merged(mechanisms)
+    plan, adjacency = _merged(mechanisms), _meant(Adjacency, adjacency)
     accountant = _accountant(plan, adjacency)
     if accountant is Accountant.PLD:
         value = _coarse_to_fine(lambda grid: _pld(plan, adjacency, grid).get_delta(epsilon), plan, adjacency, tolerance)
@@ -155,6 +157,7 @@ def event(mechanism: Mechanism, adjacency: Adjacency, accountant: Accountant) ->
     from dp_accounting import NeighboringRelation, dp_event
     from dp_accounting.pld.common import DifferentialPrivacyParameters
 
+    adjacency, accountant = _meant(Adjacency, adjacency), _meant(Accountant, accountant)
     replaced = adjacency is Adjacency.REPLACE_ONE
     relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
     scale, sampler = mechanism.noise.scale, mechanism.sampler
@@ -192,7 +195,7 @@ def renyi(mechanisms: Sequence[Mechanism], orders: Sequence[float], adjacency: A
     for order in orders:
         if not (math.isfinite(order) and order > 1):
             raise InvalidArgument(f"orders={list(orders)} must all be finite and above 1: drop {order}.")
-    plan = _merged(mechanisms)
+    plan, adjacency = _merged(mechanisms), _meant(Adjacency, adjacency)
     return np.array([_renyi(plan, float(order), adjacency) for order in orders], dtype=np.float64)
 
 
@@ -212,6 +215,16 @@ def _conversion(order: float, delta: float) -> float:
 
 def _renyi_to_delta(rdp: float, order: float, epsilon: float) -> float:
     return math.exp(min(0.0, (order - 1) * (rdp - epsilon + math.log1p(-1 / order)) - math.log(order)))
+
+
+def _meant(kind: type[_Word], given: _Word) -> _Word:
+    """Of a plain word, the constant. The two are equal, also as keys of what is kept, but all code here asks `is`.
+
+    So "replace-one" would be charged as add-remove, and that value be found again by whoever asks with the constant.
+    """
+    if given not in tuple(kind):
+        raise InvalidArgument(f"{kind.__name__.lower()}={given!r} must be one of {', '.join(kind)}.")
+    return kind(given)
 
 
 def _merged(mechanisms: Sequence[Mechanism]) -> tuple[Mechanism, ...]:
