@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,16 @@ def test_a_model_is_shown_in_one_line(sfumato: Sfumato, config: Path) -> None:
     found = re.fullmatch(r"Trained\(name='(.+)', kind='linear', epsilon=([\d.]+)\)", shown)
     assert found is not None, shown
     assert told["epsilon"] <= float(found[2]) <= told["epsilon"] + 1e-4  # never rounded down
+
+
+@pytest.mark.parametrize(
+    ("statement", "shown"),
+    [({"epsilon": 1.0, "private": False}, ", epsilon=1, private=False)"), ({}, "kind='linear')")],
+)
+def test_what_is_not_private_is_shown_so(sfumato: Sfumato, config: Path, statement: dict[str, Any], shown: str) -> None:
+    trained(sfumato, config)
+    model = library.load(config.parent / "runs" / "a")
+    assert repr(replace(model, run=replace(model.run, statement=statement))).endswith(shown)
 
 
 # ------------------------------------------------------------------------------------------------ formats

@@ -76,7 +76,7 @@ def test_what_is_written_is_what_load_predicts(sfumato: Sfumato, folder: Path) -
     assert facts["predicted"] == {str(k): int(n) for k, n in enumerate(counts) if n}
     assert (facts["rows"], facts["out"], facts["note"]) == (200, "predictions.csv", None)
     statement = json.loads((folder / "runs/a/run.json").read_text())["statement"]
-    assert (facts["epsilon"], facts["delta"]) == (statement["epsilon"], statement["delta"])
+    assert [facts[name] for name in ("epsilon", "delta", "private")] == [statement["epsilon"], statement["delta"], True]
     assert "accuracy" not in facts
 
 

@@ -87,6 +87,7 @@ def predict(
         "undeclared_words": None if private else found.undeclared or None,
         "epsilon": model.run.statement.get("epsilon"),
         "delta": model.run.statement.get("delta"),
+        "private": model.run.statement.get("private"),
         "out": None if out == _STDOUT else str(out),
         "note": "These are the private rows: keep their predictions as private as they are." if private else None,
     }

@@ -42,8 +42,10 @@ class Trained:
 
     def __repr__(self) -> str:
         """In one line: the weights are in `module`."""
-        epsilon = math.ceil(self.run.statement["epsilon"] * 1e4) / 1e4  # never less than was spent
-        return f"Trained(name={self.run.config['name']!r}, kind={self.kind!r}, epsilon={epsilon:g})"
+        shown = f"name={self.run.config['name']!r}, kind={self.kind!r}"
+        if "epsilon" in self.run.statement:  # a statement about several datasets has one for each
+            shown += f", epsilon={math.ceil(self.run.statement['epsilon'] * 1e4) / 1e4:g}"  # never less than was spent
+        return f"Trained({shown}{'' if self.run.statement.get('private', True) else ', private=False'})"
 
     def rows(self, data: str | os.PathLike[str] | npt.ArrayLike) -> Tensor:
         """What the module is to be called with: of a file like those it was trained on, or of an array of features.
