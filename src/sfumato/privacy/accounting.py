@@ -115,12 +115,18 @@ def epsilon(
         raise InvalidArgument(f"delta={delta} must lie strictly between 0 and 1: choose less than 1 / number of units.")
     plan = _merged(mechanisms)
     accountant = accountant or _accountant(plan, adjacency, delta)
-    if accountant is Accountant.PLD:
-        value = _coarse_to_fine(lambda grid: _pld(plan, adjacency, grid).get_epsilon(delta), plan, adjacency, tolerance)
-    else:
-        curve = partial(_renyi, plan, adjacency=adjacency)
-        value = _best_order(lambda order, rdp: renyi_to_epsilon(rdp, order, delta), curve, tolerance)
+    value = _epsilon(plan, delta, adjacency, tolerance, accountant)
     return Cost(epsilon=value, delta=delta, adjacency=adjacency, accountant=_name(accountant))
+
+
+@lru_cache(maxsize=256)  # the same plan is often accounted for again: by its quote, its reservation and its statement
+def _epsilon(
+    plan: tuple[Mechanism, ...], delta: float, adjacency: Adjacency, tolerance: float, accountant: Accountant
+) -> float:
+    if accountant is Accountant.PLD:
+        return _coarse_to_fine(lambda grid: _pld(plan, adjacency, grid).get_epsilon(delta), plan, adjacency, tolerance)
+    curve = partial(_renyi, plan, adjacency=adjacency)
+    return _best_order(lambda order, rdp: renyi_to_epsilon(rdp, order, delta), curve, tolerance)
 
 
 def delta(
