@@ -14,9 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sfumato.audit.verdict import CONFIDENCE, Verdict, findings
+from sfumato.audit.verdict import Verdict, findings
 from tests.mutants.mutant import killed_by
-from tests.mutants.suite import MUTANTS, Done, done, everything, fast_part
+from tests.mutants.repeated import RECORD, filled, repeated, stored
+from tests.mutants.suite import MUTANTS, PROCESSES, Done, done, everything, workers
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"(<!-- table: mutants -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -37,9 +38,10 @@ def table_for_the_page(killed: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
-def whole_suite(out: Path, page: Path | None) -> int:
+def whole_suite(out: Path, page: Path | None, processes: int) -> int:
     start, console = time.monotonic(), Console(width=None if sys.stdout.isatty() else 160)
-    results = list(done(everything()))
+    with workers(processes) as pool:
+        results = list(done(everything(), pool))
     killed = by_name(results)
     table = Table("mutant", "what is wrong", "killed by")
     for name, audits in killed.items():
@@ -49,10 +51,10 @@ def whole_suite(out: Path, page: Path | None) -> int:
     for verdict in alarms:
         console.print(f"FALSE ALARM: {verdict.method}, {verdict.audit}: {verdict.told}")
     methods = [one for one in results if one.job.method]
-    audits = sum(len(one.right) for one in results)
+    told = sum(len(one.right) for one in results)
     alive = [name for name, found in killed.items() if not found]
     console.print(
-        f"{len(killed) - len(alive)} of {len(killed)} mutants killed. {len(alarms)} alarms in {audits} audits of what "
+        f"{len(killed) - len(alive)} of {len(killed)} mutants killed. {len(alarms)} alarms in {told} audits of what "
         f"is right, among it the {len(methods)} methods of the package. {time.monotonic() - start:.0f} seconds, "
         f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.0f} of one core."
     )
@@ -62,27 +64,8 @@ def whole_suite(out: Path, page: Path | None) -> int:
     if page is not None:
         text = page.read_text(encoding="utf-8")
         made = _BLOCK.sub(lambda found: f"{found[1]}\n{table_for_the_page(killed)}\n\n{found[2]}", text)
-        page.write_text(made, encoding="utf-8")
+        page.write_text(filled(made, stored(RECORD)), encoding="utf-8")
     return int(bool(alive or alarms))
-
-
-def repeated(times: int) -> int:
-    """The fast part: how often does it alarm about what is right?"""
-    start, jobs = time.monotonic(), fast_part()
-    verdicts, chance, alarms = 0, 0, 0
-    for number, one in enumerate(done(jobs * times), start=1):
-        assert all(verdict.confidence >= CONFIDENCE for verdict in one.right)
-        verdicts += len(one.right)
-        chance += sum(verdict.confidence < 1 for verdict in one.right)
-        for verdict in findings(one.right):
-            alarms += 1
-            print(f"FALSE ALARM: {verdict}", flush=True)
-        if number % len(jobs) == 0:
-            told = f"{number // len(jobs)} repetitions, {verdicts} audits, {chance} of them with a chance of at most"
-            print(
-                f"{told} {1 - CONFIDENCE:.0e} to alarm: {alarms} alarms. {time.monotonic() - start:.0f} s", flush=True
-            )
-    return int(bool(alarms))
 
 
 def _names() -> list[str]:
@@ -96,10 +79,14 @@ def _wrong(name: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, metavar="N", help="only the fast part, of the right ones alone, N times")
+    parser.add_argument("--record", type=Path, default=RECORD, help="what --repeat writes, and goes on from")
+    parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.json")
     parser.add_argument("--page", type=Path, help="a page whose table of mutants is made anew")
     said = parser.parse_args()
-    return whole_suite(said.out, said.page) if said.repeat is None else repeated(said.repeat)
+    if said.repeat is not None:
+        return repeated(said.repeat, said.record, said.processes)
+    return whole_suite(said.out, said.page, said.processes)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,7 +112,7 @@ def _enough_steps() -> int:
 
 TRIALS, NOISE, SEARCH_DELTA = 10, 2.0, 1e-5
 ROWS = torch.zeros(4, 1, dtype=torch.float64)
-Law = Iterable[tuple[int, float]]
+Law = tuple[tuple[int, float], ...]
 Search = Callable[[Private, list[Candidate]], Law]
 
 
@@ -123,7 +125,7 @@ def scored(options: Any, private: Private) -> Trial[None]:
 def random_search(private: Private, options: list[Candidate]) -> Law:
     law = Repetitions(mean=float(TRIALS))
     tune(options, private=private, trial=scored, repetitions=law)
-    return [one for one, _ in zip(law.probabilities(), range(3000), strict=False)]
+    return tuple(islice(law.probabilities(), 3000))
 
 
 def pays_for_the_best_alone(private: Private, options: list[Candidate]) -> Law:
@@ -132,9 +134,10 @@ def pays_for_the_best_alone(private: Private, options: list[Candidate]) -> Law:
     found = [scored({}, scratch) for _ in range(TRIALS - 1)]
     found.append(scored({}, private))
     assert len({one.score for one in found}) == TRIALS  # they are trials of their own
-    return [(TRIALS, 1.0)]
+    return ((TRIALS, 1.0),)
 
 
+@lru_cache(maxsize=8)
 def least_cost_of_the_best(law: Law, mu: float, delta: float) -> float:
     """A lower bound on epsilon, from one event: that the best of K scores, each N(present * mu, 1), is below t."""
     numbers, weights = (np.array(part, dtype=np.float64) for part in zip(*law, strict=True))

@@ -13,7 +13,7 @@ import torch
 
 from sfumato.audit.canary import flat
 from sfumato.audit.doors import DELTA, SIZE, rows_objective
-from sfumato.audit.sampler import drawn_through, sampler_audit
+from sfumato.audit.sampler import axes, drawn_by, planned, sampler_audit
 from sfumato.audit.sensitivity import Neighbours, sensitivity
 from sfumato.audit.verdict import Verdict
 from sfumato.data.samplers import Poisson
@@ -21,10 +21,10 @@ from sfumato.gradients import Clip
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Mechanism
 from sfumato.privacy.noise import NotPrivateSeed
-from sfumato.private import Planned, Private
+from sfumato.private import Private
 from sfumato.questions import GradientMean
 from sfumato.sampled import Sampled
-from tests.mutants.doors import PLENTY, asked_as
+from tests.mutants.doors import PLENTY
 from tests.mutants.mutant import Mutant
 
 PRESENT, RATE, DRAWS = 12, 0.1, 300
@@ -61,30 +61,25 @@ class SamplesBySeed(Private):
 
 def by_draws(private: type[Private], size: int = PRESENT) -> list[Verdict]:
     batch = RATE * size
-    door = partial(asked_as(private=private), size=size, batch=batch)
-    draw = drawn_through(door, present=PRESENT, batch=batch, draws=DRAWS)
+    door = private(axes(PRESENT), name="mutant", size=size, budget=Budget(PLENTY, DELTA))
+    door.plan(planned(batch, door, DRAWS))
+    draw = drawn_by(door, present=PRESENT, batch=batch)
     return sampler_audit(draw, present=PRESENT, rate=RATE, name=private.__name__, draws=DRAWS)
 
 
 def by_draws_after_a_resume(private: type[Private]) -> list[Verdict]:
     """Those before a crash and those after it take turns, so that "successive draws" compares them."""
-    half = DRAWS // 2
-
-    def door(objective: Any, rows: Any, noise: float, times: int, *, path: Path, again: bool) -> Any:
-        budget = Budget(PLENTY, DELTA)
-        opened = private(rows, name="mutant", size=PRESENT, objective=objective, ledger=path, budget=budget)
-        if again:
-            opened.resume("training")
-        else:  # many more than are asked: those that may have left before the crash stay counted
-            sampler = opened.poisson(RATE * PRESENT)
-            opened.plan(Planned(GradientMean, noise, sampler, 20 * times), resume_key="training")
-        return opened.ask
-
+    half, batch = DRAWS // 2, RATE * PRESENT
+    found = []
     with TemporaryDirectory() as folder:
-        found = []
         for again in (False, True):
-            opened = partial(door, path=Path(folder) / "ledger.db", again=again)
-            draw = drawn_through(opened, present=PRESENT, batch=RATE * PRESENT, draws=half)
+            path = Path(folder) / "ledger.db"
+            door = private(axes(PRESENT), name="mutant", size=PRESENT, ledger=path, budget=Budget(PLENTY, DELTA))
+            if again:
+                door.resume("training")
+            else:  # many more than are asked: those that may have left before the crash stay counted
+                door.plan(planned(batch, door, 20 * half), resume_key="training")
+            draw = drawn_by(door, present=PRESENT, batch=batch)
             found.append([draw() for _ in range(half)])
     turns = iter([one for both in zip(*found, strict=True) for one in both])
     return sampler_audit(lambda: next(turns), present=PRESENT, rate=RATE, name=private.__name__, draws=DRAWS)

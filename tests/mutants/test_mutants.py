@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sfumato.audit.subjects import subjects
-from sfumato.audit.verdict import CONFIDENCE, findings
+from sfumato.audit.verdict import CONFIDENCE, Verdict, findings
 from tests import test_algorithms as contract
 from tests.mutants.accounts import least_cost_of_the_best
 from tests.mutants.mutant import Mutant, killed_by
 from tests.mutants.publics import downhill
-from tests.mutants.suite import MUTANTS, rights
+from tests.mutants.repeated import RECORD, Record, code, filled, repeated, stored
+from tests.mutants.suite import MUTANTS, Done, Job, rights
 
 ROOT = Path(__file__).parents[2]
 FAST = [mutant for mutant in MUTANTS if not mutant.slow]
 SLOW = [mutant for mutant in MUTANTS if mutant.slow]
-QUICK = [subject for subject in subjects() if subject.name != "the door" and subject.quick is not list]
+QUICK = [subject for subject in subjects() if subject.name != "the door"]
 # Which audit must find it: another one might by accident.
 EXPECTED = {
     "M1": "sensitivity",
@@ -99,7 +102,7 @@ def test_no_method_turns_against_the_private_gradient(name: str) -> None:
 
 def test_what_the_best_of_several_costs_at_the_least() -> None:
     """One trial is a Gaussian mechanism, whose epsilon is 1.99; more trials cost more."""
-    once, ten = (least_cost_of_the_best([(k, 1.0)], 0.5, 1e-5) for k in (1, 10))
+    once, ten = (least_cost_of_the_best(((k, 1.0),), 0.5, 1e-5) for k in (1, 10))
     assert 1.5 < once < 1.994
     assert ten > 2 * once
 
@@ -117,3 +120,26 @@ def test_the_page_lists_them_all() -> None:
     for mutant in FAST:
         assert re.search(rf"^\| {mutant.name} \| {re.escape(mutant.wrong)} \| .+ \|$", page, re.MULTILINE), mutant.name
         assert EXPECTED[mutant.name] in page
+
+
+def test_the_page_says_how_often_what_is_right_was_audited() -> None:
+    page, record = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8"), stored(RECORD)
+    assert filled(page, record) == page
+    assert record.told() in page
+    assert record.alarms == ()
+    assert record.repetitions >= 200
+
+
+def test_a_record_counts_alarms_and_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"method": "x", "audit": "y", "claimed": 1.0, "trials": 1}
+    right = Verdict(**told, lower_bound=0.0, confidence=1.0)
+    alarm = Verdict(**told, lower_bound=2.0, confidence=CONFIDENCE)
+    record = Record(code=code()).after([Done(job=Job(method="x"), right=[right, alarm])], 3.0)
+    assert (record.repetitions, record.audits, record.by_chance, len(record.alarms)) == (1, 2, 1, 1)
+    assert "1 alarms" in record.told()
+    path = tmp_path / "repeated.json"
+    path.write_text(json.dumps(asdict(record)))
+    assert stored(path) == record
+    assert repeated(1, path, processes=1) == 1  # as many as are wanted, so that nothing is done
+    assert "FALSE ALARM" in capsys.readouterr().out
+    assert stored(path) == record

@@ -30,10 +30,21 @@ Talk = Callable[[Ask], Any]
 _MEANS = (GradientMean, NoisyMean, LinearGradientMean)  # whose answers are divided by the declared batch
 
 
-def conversation(talk: Talk, one: Ask, other: Ask, *, size: float, name: str, where: str = "") -> list[Verdict]:
+def conversation(
+    talk: Talk,
+    one: Ask,
+    other: Ask,
+    *,
+    size: float,
+    name: str,
+    where: str = "",
+    unit: Callable[[Any], float] | None = None,
+    tolerance: float = TOLERANCE,
+) -> list[Verdict]:
     """Two verdicts: how far answers of the doors `one` and `other` differ, and whether their questions do.
 
-    The doors are about neighbours and draw the same noise; `size` is the declared batch of both.
+    The doors are about neighbours and draw the same noise; `size` is the declared batch of both. `unit` is how far the
+    answer to a question may move, by default as far as one person more or less can move it.
     """
     asked: list[Any] = []
     answers: list[Any] = []
@@ -52,10 +63,10 @@ def conversation(talk: Talk, one: Ask, other: Ask, *, size: float, name: str, wh
             different += 1
             return other(question, **options)
         different += not _same(asked[place], public_part(question))
-        unit = question.unit / (size if isinstance(question, _MEANS) else 1.0)
+        most = unit(question) if unit else question.unit / (size if isinstance(question, _MEANS) else 1.0)
         order = 1 if getattr(question, "discrete", False) else 2
         with np.errstate(invalid="ignore"):
-            moved = float(np.linalg.norm(_row(other(question, **options)) - _row(answers[place]), order)) / unit
+            moved = float(np.linalg.norm(_row(other(question, **options)) - _row(answers[place]), order)) / most
         apart = max(apart, moved if moved == moved else float("inf"))
         return answers[place]
 
@@ -68,7 +79,7 @@ def conversation(talk: Talk, one: Ask, other: Ask, *, size: float, name: str, wh
         Verdict(
             method=name,
             audit=f"conversation, answers{said}",
-            claimed=1.0 + TOLERANCE,
+            claimed=1.0 + tolerance,
             lower_bound=apart,
             confidence=1.0,
             trials=len(asked),

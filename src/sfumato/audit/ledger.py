@@ -7,7 +7,7 @@ distribution, which can only be below the truth, while what the ledger says can 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +28,7 @@ _DELTA = 1e-6
 _KEY = "training"
 
 
+@lru_cache(maxsize=64)
 def least_cost(sampler: Sampler, noise: float, answers: int, delta: float = _DELTA) -> float:
     """A lower bound on epsilon under add/remove of so many Gaussian answers.
 

@@ -1,7 +1,8 @@
 """What is audited: every method of the package, each with the audits that apply to it.
 
 The audits take what they audit as an argument; here they are given the real thing. Each method has sensitivity by
-neighbours and the white-box canary; what the methods share, the door, has noise, sampler and ledger.
+neighbours, a conversation, and an attack on what it releases; what the methods share, the door, has noise, sampler and
+ledger.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from sfumato.audit.canary import step_by_step, white_box
 from sfumato.audit.conversation import conversation
 from sfumato.audit.doors import SIZE, open_door, rows_objective, worlds
 from sfumato.audit.estimators import DELTA, EPSILON, PUBLIC, ROWS, components, fitted
+from sfumato.audit.fits import fit_audit
 from sfumato.audit.ledger import ledger_audit
 from sfumato.audit.membership import membership
 from sfumato.audit.noise import noise_audit, pure_noise, resumed_noise
 from sfumato.audit.one_run import one_run
-from sfumato.audit.sampler import drawn_through, sampler_audit
+from sfumato.audit.sampler import axes, drawn_by, planned, sampler_audit
 from sfumato.audit.selections import gram_sensitivity, near_private_conversation, votes_audit, votes_sensitivity
 from sfumato.audit.sensitivity import method_sensitivity
 from sfumato.audit.trainings import confidences, large_digits, small_digits, white_box_scores
@@ -47,6 +49,8 @@ from sfumato.erm import (
     PPSGDClassifier,
     SgdAdvancedClassifier,
 )
+from sfumato.privacy.budget import Budget
+from sfumato.private import Private
 from sfumato.public import Public
 from sfumato.selection import PrivatePCA, Threshold, TopK
 
@@ -55,12 +59,12 @@ from sfumato.selection import PrivatePCA, Threshold, TopK
 class Subject:
     """A method by its name, and what is found about it; `full` trains for minutes, or is None.
 
-    `quick` has those of its audits that take about a second: most of them leave nothing to chance.
+    `quick` has those of its audits that take at most two seconds of one core: most of them leave nothing to chance.
     """
 
     name: str
     audits: Callable[[], list[Verdict]]
-    quick: Callable[[], list[Verdict]] = list
+    quick: Callable[[], list[Verdict]]
     full: Callable[[], list[Verdict]] | None = None
 
 
@@ -123,12 +127,14 @@ def _on_mnist(name: str, method: Method | StatefulMethod) -> list[Verdict]:
 def _door() -> list[Verdict]:
     """What all methods stand on."""
     objective, nobody, noise = rows_objective(400), torch.zeros(0, 400, dtype=torch.float64), 1.0
-    name, people = "the door", 20
+    name, people, batch, draws = "the door", 20, 2.0, 600
+    private = Private(axes(people), name="audit", size=people, budget=Budget(1e9, DELTA))
+    private.plan(planned(batch, private, draws))
     return [
         *noise_audit(pure_noise(objective, nobody, noise=noise, steps=6), noise=noise, name=name),
         *noise_audit(resumed_noise(objective, nobody, noise=noise, steps=3), noise=noise, name=name, about="a resume"),
         *sampler_audit(
-            drawn_through(present=people, batch=0.1 * people, draws=600), present=people, rate=0.1, name=name, draws=600
+            drawn_by(private, present=people, batch=batch), present=people, rate=batch / people, name=name, draws=draws
         ),
         *ledger_audit(name=name),
     ]
@@ -148,7 +154,7 @@ _TRAINED: tuple[tuple[str, Method], ...] = (
 )
 
 
-def _classifier(kind: Any, **options: Any) -> Callable[[], Any]:
+def _classifier(kind: Any, **options: Any) -> partial[Any]:
     # Of the huberised hinge the slope at zero is the steepest there is: nothing of the row is left unused.
     shared = {"epsilon": EPSILON, "delta": DELTA, "classes": (0, 1), "fit_intercept": False, "loss": HuberisedHinge()}
     return partial(kind, **{**shared, **options})
@@ -156,7 +162,7 @@ def _classifier(kind: Any, **options: Any) -> Callable[[], Any]:
 
 _JOINED = ROWS + PUBLIC  # where public rows are put behind the door together with the private ones
 _PLAIN = 1.0  # epsilon where no Gaussian law helps: then 100 fits prove less
-_ESTIMATORS: tuple[tuple[str, Callable[[], Any], bool], ...] = (
+_ESTIMATORS: tuple[tuple[str, partial[Any], bool], ...] = (
     ("ppsgd", _classifier(PPSGDClassifier, max_iter=2, batch_size=ROWS), True),
     ("ppsgd, adaptive", _classifier(PPSGDClassifier, max_iter=2, batch_size=ROWS, growth=0.3, shrink=0.3), True),
     ("dp-agd", _classifier(AGDClassifier, max_iter=1, candidates=3), True),
@@ -175,13 +181,21 @@ _ESTIMATORS: tuple[tuple[str, Callable[[], Any], bool], ...] = (
 )
 
 
-def _estimator(name: str, made: Callable[[], Any], gaussian: bool) -> list[Verdict]:
-    return [fitted(made, name=name, gaussian=gaussian, epsilon=EPSILON if gaussian else _PLAIN)]
+def _estimator(name: str, made: partial[Any], gaussian: bool) -> list[Verdict]:
+    attacked = fitted(made, name=name, gaussian=gaussian, epsilon=EPSILON if gaussian else _PLAIN)
+    return [*fit_audit(made, name=name), attacked]
+
+
+_PCA = partial(PrivatePCA, 3, epsilon=EPSILON, delta=DELTA, bound=1.0)
 
 
 def _pca() -> list[Verdict]:
-    made = partial(PrivatePCA, 3, epsilon=EPSILON, delta=DELTA, bound=1.0)
-    return [*gram_sensitivity(name="dp-pca"), components(made, name="dp-pca")]
+    return [*_grams(), components(_PCA, name="dp-pca")]
+
+
+def _grams() -> list[Verdict]:
+    audited = fit_audit(_PCA, name="dp-pca", fit=lambda estimator, rows: estimator.fit(rows))
+    return [*gram_sensitivity(name="dp-pca"), *audited]
 
 
 def _near_private(voters: Threshold | TopK, name: str) -> list[Verdict]:
@@ -213,8 +227,11 @@ def subjects() -> Sequence[Subject]:
             Subject(name=name, audits=partial(_method, name, method), quick=partial(_exact, name, method))
             for name, method in _METHODS
         ),
-        *(Subject(name=name, audits=partial(_estimator, name, made, law)) for name, made, law in _ESTIMATORS),
-        Subject(name="dp-pca", audits=_pca, quick=partial(gram_sensitivity, name="dp-pca")),
+        *(
+            Subject(name=name, audits=partial(_estimator, name, made, law), quick=partial(fit_audit, made, name=name))
+            for name, made, law in _ESTIMATORS
+        ),
+        Subject(name="dp-pca", audits=_pca, quick=_grams),
         *(
             Subject(name=name, audits=partial(_near_private, who, name), quick=partial(_votes, who, name))
             for name, who in voters

@@ -125,7 +125,7 @@ def epsilon(
 def _epsilon(
     plan: tuple[Mechanism, ...], delta: float, adjacency: Adjacency, tolerance: float, accountant: Accountant
 ) -> float:
-    """Kept: who searches noise asks for the same plans again when several trainings are alike."""
+    """Kept: a plan is priced by its quote, its reservation and its statement, and by searches for noise."""
     if accountant is Accountant.PLD:
         return _coarse_to_fine(lambda grid: _pld(plan, adjacency, grid).get_epsilon(delta), plan, adjacency, tolerance)
     curve = partial(_renyi, plan, adjacency=adjacency)

@@ -13,12 +13,15 @@ import os
 import secrets
 import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import NullPool, Pool, StaticPool
 
 from sfumato.errors import LedgerError
 from sfumato.privacy import ledger_tables as tables
@@ -53,13 +56,9 @@ class Memory(_SQLite):
     name, durable = "in memory", False
 
     def __init__(self) -> None:
-        self.engine = sa.create_engine(
-            "sqlite://",
-            poolclass=StaticPool,
-            connect_args={"check_same_thread": False, "isolation_level": None},
-        )
-        with self.engine.begin() as connection:
-            tables.make_tables(connection)
+        kept = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        kept.executescript(_tables())
+        self.engine = _engine(lambda: kept, StaticPool)
 
 
 class File(_SQLite):
@@ -94,7 +93,7 @@ class File(_SQLite):
             connection.execute("PRAGMA fullfsync=ON")
             return connection
 
-        self.engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+        self.engine = _engine(connect, NullPool)
 
     def check(self, connection: sa.Connection) -> None:
         if connection.exec_driver_sql("PRAGMA quick_check").scalar() != "ok":
@@ -104,13 +103,35 @@ class File(_SQLite):
             )
 
 
+def _engine(connect: Callable[[], Any], pool: type[Pool]) -> sa.Engine:
+    """One way to speak to all ledgers: each statement is compiled once per process, not once per ledger."""
+    like, compiled = _dialect()
+    made = pool(connect, dialect=like.dialect)
+    return sa.Engine(made, like.dialect, like.url, execution_options={"compiled_cache": compiled})
+
+
+@lru_cache(maxsize=1)
+def _dialect() -> tuple[sa.Engine, dict[Any, Any]]:
+    engine = sa.create_engine("sqlite://", poolclass=NullPool)
+    with engine.connect():  # the first connection tells the dialect what this SQLite can do
+        return engine, {}
+
+
+@lru_cache(maxsize=1)
+def _tables() -> str:
+    """SQL that makes a ledger without accounts."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        with _engine(lambda: connection, StaticPool).begin() as begun:
+            tables.make_tables(begun)
+        return "\n".join(connection.iterdump())
+
+
 def _make(path: Path) -> None:
     """A complete ledger appears under its name at once: nobody can see, or be left with, half of one."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(draft), poolclass=NullPool)
-        with engine.begin() as connection:
-            tables.make_tables(connection)
+        with closing(sqlite3.connect(draft)) as connection:
+            connection.executescript(_tables())
         _flush(draft)
         with suppress(FileExistsError):  # another process was first: its file is the ledger
             os.link(draft, path)
