@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -380,3 +381,52 @@ def test_control_c_keeps_the_last_step(sfumato: Sfumato, config: Path, sent: sig
     assert err.count("\n") == 1
     plan = trained(sfumato, config, "--dry-run")
     assert plan["continues"] is True
+
+
+# ------------------------------------------------------------------------------------------------ a second training
+
+
+def second(config: Path, **changes: str) -> Path:
+    """The same config into another folder, with changed lines."""
+    path = config.with_name("second.toml")
+    text = config.read_text().replace('out = "runs/a"', 'out = "runs/b"')
+    for old, new in changes.items():
+        text = re.sub(rf"^{old} = .*$", f"{old} = {new}", text, flags=re.MULTILINE)
+    path.write_text(text)
+    return path
+
+
+def test_without_a_budget_an_account_is_opened_as_it_is(sfumato: Sfumato, config: Path) -> None:
+    edit(config, "epsilon = 3.0", "epsilon = 3.0\nbudget = 9.0")
+    trained(sfumato, config)
+    edit(config, "\nbudget = 9.0", "")
+    other = second(config, epsilon="1.0")
+    plan = trained(sfumato, other, "--dry-run")
+    assert plan["fits_the_ledger"] is True
+    assert (plan["epsilon"] < 1.001, plan["promise_afterwards"]) == (True, 9.0)  # of both together, the whole budget
+    assert trained(sfumato, other)["epsilon"] == 9.0
+
+
+def test_a_dry_run_finds_what_the_ledger_will_refuse(sfumato: Sfumato, config: Path) -> None:
+    edit(config, "epsilon = 3.0", "epsilon = 3.0\nbudget = 4.0")
+    trained(sfumato, config)
+    plan = trained(sfumato, second(config, epsilon="3.9"), "--dry-run")
+    assert (plan["fits_the_ledger"], plan["promise_afterwards"]) == (False, None)
+    assert re.search(r"epsilon=3\.9 does not fit .* about [\d.]+ % of its budget of 4: lower it", plan["warning"])
+    for changes in ({"budget": "5.0"}, {"delta": "1e-6"}):
+        messages = {sfumato("train", second(config, **changes), *dry).err for dry in ((), ("--dry-run",))}
+        assert all(next(iter(changes)) in message for message in messages), messages
+
+
+def test_a_finished_training_says_that_nothing_was_asked(sfumato: Sfumato, config: Path) -> None:
+    first = trained(sfumato, config)
+    result = sfumato("train", config)
+    assert result.status == 0
+    assert "nothing was asked or charged now" in " ".join(result.out.split())
+    assert trained(sfumato, config)["metrics"] == first["metrics"]
+
+
+def test_names_are_shown_with_their_brackets(sfumato: Sfumato, config: Path) -> None:
+    text = re.sub(r'^name = ".*"$', 'name = "clinic [bold]2024[/] [site]"', config.read_text(), flags=re.MULTILINE)
+    config.write_text(text)
+    assert "clinic [bold]2024[/] [site]" in sfumato("train", config, "--dry-run").out

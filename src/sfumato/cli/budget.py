@@ -73,7 +73,8 @@ def budget(
     for view in views:
         _show(view, closely=dataset is not None)
     if quote is not None:
-        tell(facts["planned"], "The planned training", as_json=False, shown=_shown_quote(quote))
+        shown = _shown_quote(quote, views[0].budget.epsilon)
+        tell(facts["planned"], "The planned training", as_json=False, shown=shown)
 
 
 def _accounts(ledger: Ledger, dataset: str | None) -> list[Account]:
@@ -115,19 +116,29 @@ def _quote(
     return account.quote([Mechanism(question="gradients", noise=Gaussian(noise), sampler=sampler, times=steps)])
 
 
-def _shown_quote(quote: Quote) -> dict[str, Any]:
+def _shown_quote(quote: Quote, budget: float) -> dict[str, Any]:
+    apart = quote.share is not None and not quote.first  # from what it costs alone
     return {
         "epsilon alone": f"{quote.alone:.4g} ({quote.accountant})",
-        "of the budget": None if quote.first or quote.share is None else f"about {quote.share:.4g}",
+        "takes up": f"about {_percent(quote.share or 0.0, budget)} of the budget" if apart else None,
         "fits now": "yes" if quote.fits else "no",
-        "left after it": f"about {quote.left:.4g}" if quote.fits else None,
+        "left after it": f"about {_percent(quote.left, budget)} of the budget" if quote.fits else None,
     }
 
 
+def _percent(epsilon: float, budget: float) -> str:
+    return f"{100 * epsilon / budget:.3g} %"
+
+
 def _show(view: AccountView, *, closely: bool) -> None:
-    # Shares, not epsilons: what several reservations take up of a budget does not add up to what each costs alone.
+    # Shares, not epsilons: what several reservations take up of a budget does not add up to what each costs alone. So
+    # does the first one: its promise is its own cost, what it takes away from later ones is another number.
+    whole = view.budget.epsilon
+    used = whole - (0.0 if view.sealed else view.left)
+    part = used / view.spent if view.spent and not view.sealed else 1.0
+
     def share(epsilon: float) -> str:
-        return f"{100 * epsilon / view.budget.epsilon:.3g} %"
+        return _percent(epsilon, whole)
 
     left = f"about {share(view.left)}"
     if view.sealed:
@@ -137,7 +148,7 @@ def _show(view: AccountView, *, closely: bool) -> None:
         "budget": f"epsilon {view.budget.epsilon:g}, delta {view.budget.delta:g}",
         "promise so far": f"epsilon {promise:.4g}{', the whole budget' if len(view.plans) > 1 else ''}",
         "unit": f"{view.unit}, {view.adjacency}",
-        "spent or reserved": f"about {share(view.spent)} of the budget",
+        "spent or reserved": f"about {share(used)} of the budget",
         "left": left,
         "open plans": sum(plan.open for plan in view.plans),
         "warnings": list(view.warnings) or None,
@@ -151,7 +162,7 @@ def _show(view: AccountView, *, closely: bool) -> None:
                 s.user if s.database_user in (None, s.user) else f"{s.user} as {s.database_user}",
                 s.plans,
                 s.answers,
-                share(s.epsilon),
+                share(part * s.epsilon),
                 _minute(s.last),
             )
             for s in view.shares
@@ -168,7 +179,7 @@ def _show(view: AccountView, *, closely: bool) -> None:
                     _minute(plan.created),
                     _person(plan.made_by),
                     ", ".join(f"{q} {counted}/{times}" for q, (counted, times) in plan.questions.items()),
-                    share(plan.epsilon),
+                    share(part * plan.epsilon),
                     _state_of(plan),
                     plan.note,
                 )

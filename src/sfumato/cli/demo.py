@@ -245,7 +245,7 @@ def _show(rows: list[Row], out: Path, page: str, seconds: float) -> None:
         spent = "not private" if row.epsilon is None else f"{row.epsilon:g}"
         table.add_row(row.name, f"{100 * row.accuracy:.1f} %", spent, row.run or "", end_section=row is rows[-1])
     table.add_row("all four together", "", f"{BUDGET:g}", str(out / "ledger.db"))
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(
         f"Each private training alone costs epsilon {EPSILON:g} at delta {DELTA:g}. All four used the same people's "

@@ -34,7 +34,7 @@ def tell(
     for name, value in (facts if shown is None else shown).items():
         if value is not None:
             table.add_row(name.replace("_", " "), in_one_line(value))
-    Console(stderr=aside).print(table)
+    Console(stderr=aside, markup=False).print(table)  # names may have brackets
 
 
 def in_one_line(value: Any) -> str:

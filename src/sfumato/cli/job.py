@@ -40,6 +40,7 @@ from sfumato.objective import Objective, cross_entropy
 from sfumato.privacy import accounting, calibration
 from sfumato.privacy.accounting import Cost
 from sfumato.privacy.budget import Budget
+from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Planned, Private
 from sfumato.public import Public
@@ -208,7 +209,7 @@ def execute(job: Job, *, resume: bool, progress: bool) -> Run:
         size=data.size,
         objective=objective,
         ledger=config.ledger,
-        budget=Budget(privacy.budget or privacy.epsilon, privacy.delta),
+        budget=_budget(config),
         unit="example" if data.users is None else "user",
         users=tables["private"].users,
         records_per_user=data.records_per_user,
@@ -309,6 +310,16 @@ def _ensembles(objective: Objective, iterates: Iterates, test: Public) -> dict[s
         "logits": mean_logits(module, iterates, inputs).argmax(1),
     }
     return {f"test_{name}_accuracy": float((found == labels).double().mean()) for name, found in guesses.items()}
+
+
+def _budget(config: Config) -> Budget | None:
+    """Of all that is ever asked of the dataset; None opens an account that is there as it is."""
+    privacy, place = config.privacy, str(config.ledger)
+    if privacy.budget is None and ("://" in place or Path(place).exists()):
+        with Ledger(place, make=False) as ledger:
+            if config.data.name in ledger.account_names():
+                return None
+    return Budget(privacy.budget or privacy.epsilon, privacy.delta)
 
 
 def _lines(config: Config, private: Private) -> tuple[Planned, ...]:

@@ -253,7 +253,7 @@ def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], no
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for row in rows:
         table.add_row(*row)
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     for note in notes:
         console.print(note, markup=False, highlight=False)

@@ -11,7 +11,6 @@ import typer
 
 from sfumato.cli.config_file import without_password
 from sfumato.cli.facts import in_one_line, tell
-from sfumato.errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from sfumato.cli.config import Config
@@ -47,10 +46,14 @@ def train(
         warned = warning(job)
         if warned is not None and not as_json:  # before anything is charged
             typer.echo(f"sfumato: {warned}", err=True)
-        begun = checked.checkpoint.exists()
-        _check_room(job)
+        from sfumato.cli.train_ledger import check_room
+
+        begun, finished = checked.checkpoint.exists(), (checked.out / "run.json").exists()
+        check_room(job)
         run = execute(job, resume=resume, progress=not as_json and sys.stdout.isatty())
         title = f"Trained as {config} says{', from the checkpoint on' if begun else ''}"
+        if finished:
+            title = f"Trained as {config} says, earlier: nothing was asked or charged now"
         facts = {
             "out": str(checked.out),
             "epsilon": run.statement["epsilon"],
@@ -94,9 +97,11 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _plan(job: Job) -> dict[str, Any]:
     from sfumato.cli.estimates import estimates, ratio_of, warning
+    from sfumato.cli.train_ledger import room
     from sfumato.cli.train_synthesis import planned
 
-    config, cost = job.config, job.cost
+    config, cost, found = job.config, job.cost, room(job)
+    refused = None if found is None else found.refusal(config)
     training, privacy = config.training, config.privacy
     return {
         "dry_run": True,
@@ -128,10 +133,11 @@ def _plan(job: Job) -> dict[str, Any]:
         **estimates(job),
         "features": list(job.layouts["private"].columns) or None,
         "continues": config.checkpoint.exists(),
-        "fits_the_ledger": _fits(job),
+        "fits_the_ledger": None if found is None else found.fits,
+        "promise_afterwards": found.promise if found is not None and found.fits else None,
         "ledger": without_password(config.ledger),
         "would_write": [str(path) for path in job.would_write()],
-        "warning": warning(job),
+        "warning": " ".join(filter(None, (refused, warning(job)))) or None,
     }
 
 
@@ -154,33 +160,6 @@ def _made(job: Job) -> dict[str, Any] | None:
         return None
     wanted = ("folder", "rows", "trained_on", "held_out", "measures", "seconds")
     return {name: value for name, value in result(making.config, provenance).items() if name in wanted}
-
-
-def _check_room(job: Job) -> None:
-    """Raise before rows are made for a training that the ledger would not let begin."""
-    if job.making is None or _fits(job) is not False:
-        return
-    config = job.config
-    raise BudgetExceeded(
-        f"[privacy] epsilon={config.privacy.epsilon:g} does not fit into what the ledger has left for the dataset "
-        f"{config.data.name!r}, so no rows were made for it: lower it, or see sfumato budget."
-    )
-
-
-def _fits(job: Job) -> bool | None:
-    """Whether the ledger would let it begin now, by looking alone; None where it goes on with what was paid for."""
-    from sfumato.privacy.ledger import Ledger
-
-    config = job.config
-    if config.checkpoint.exists():
-        return None
-    place = str(config.ledger)
-    if "://" not in place and not Path(place).exists():
-        return True  # a new ledger, with a budget that the config was checked against
-    with Ledger(place, make=False) as ledger:
-        if config.data.name not in ledger.account_names():
-            return True
-        return ledger.account(config.data.name).quote(job.planned()).fits
 
 
 def _setting(config: Config) -> str:
