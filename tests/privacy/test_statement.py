@@ -128,3 +128,11 @@ def test_delta_must_be_below_one_over_the_size(tmp_path: Path, size: int, warned
     clinic = account(tmp_path / "ledger.db")
     clinic.charge(Mechanism(question="sum", noise=Gaussian(30.0), sampler=FullBatch(size=size)))
     assert any("one over the declared size" in text for text in clinic.statement().warnings) == warned
+
+
+@pytest.mark.parametrize(("noise", "weak"), [(3.0, False), (0.3, True)])
+def test_a_weak_promise_is_called_so(noise: float, weak: bool) -> None:
+    one = account(budget=Budget(epsilon=100.0, delta=1e-5))
+    one.plan([Mechanism(question="gram", noise=Gaussian(noise), sampler=FullBatch(size=48_000))])
+    assert (one.statement().epsilon > 8) is weak
+    assert ("is a weak promise" in one.statement().to_text()) is weak

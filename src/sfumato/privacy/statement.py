@@ -13,6 +13,7 @@ from sfumato.privacy.budget import Budget
 from sfumato.privacy.mechanisms import Adjacency, BestOf, Mechanism, SealedGaussian
 
 NOT_PRIVATE = "not-private"
+_WEAK = 8.0  # from here on even odds can become 3,000 to one
 """The kind of stamp that voids a statement: noise from a known seed, say."""
 
 NOT_COVERED = (
@@ -151,13 +152,16 @@ class Statement:
         # Bayes: even odds become at most e^epsilon to one.
         odds = math.exp(min(self.epsilon, 700.0))
         sure = f"{100 * odds / (1 + odds):.1f}" if odds < 1e4 else "almost 100"
-        return (
-            "What is promised. Everything that was computed from this dataset would have come out almost equally "
-            f"likely, whether {whom} {change}. Whoever sees all results, and knows everything else in the dataset, "
-            f"learns little about that one: any result was at most {odds:.4g} times as likely with the true data as "
-            f"with the changed data, except with a probability of about {self.budget.delta:g}. If someone thought it a "
+        text = (
+            f"What is promised. Whether {whom} {change} makes a limited difference to everything that was computed "
+            f"from this dataset: any result was at most {odds:.4g} times as likely with the true data as with the "
+            f"changed data, except with a probability of about {self.budget.delta:g}. That limits what whoever sees "
+            "all results, and knows everything else in the dataset, learns about that one. If someone thought it a "
             f"matter of even odds which of the two was used, the results can move that belief to {sure} % at most."
         )
+        if self.epsilon > _WEAK:
+            text += f" An epsilon of {self.epsilon:.4g} is a weak promise: by itself it rules out little."
+        return text
 
     def _numbers(self) -> str:
         text = (
