@@ -369,7 +369,7 @@ def test_nothing_is_made_for_a_training_without_budget(sfumato: Sfumato, config:
     trained(sfumato, config)
     edit(config, "runs/a", "runs/b")
     add(config, TABLE)
-    assert "does not fit into what the ledger has left" in refused(sfumato, config)
+    assert "is spent" in refused(sfumato, config)
     with Ledger(config.parent / "ledger.db") as ledger:
         assert sum(line.answers for line in ledger.account("flowers").statement().asked) == 12
 

@@ -26,10 +26,12 @@ class Room:
         """Why it may not begin, and what to do."""
         if self.fits:
             return None
-        some = f"about {100 * self.left:.3g} % of its budget of {self.budget:g}" if self.left else "nothing"
+        what, whom = f"[privacy] epsilon={config.privacy.epsilon:g} does not fit", f"the dataset {config.data.name!r}"
+        if not self.left:
+            return f"{what}: the budget of {whom}, {self.budget:g}, is spent; see sfumato budget."
         return (
-            f"[privacy] epsilon={config.privacy.epsilon:g} does not fit into what the ledger has left for the dataset "
-            f"{config.data.name!r}, which is {some}: lower it, or see sfumato budget."
+            f"{what} into what the ledger has left for {whom}, about {100 * self.left:.3g} % of its budget of "
+            f"{self.budget:g}: lower it, or see sfumato budget."
         )
 
 
@@ -69,8 +71,8 @@ def opened(ledger: Ledger, config: Config) -> Account:
 
 
 def check_room(job: Job) -> None:
-    """Raise before rows are made for a training that the ledger would not let begin."""
-    found = None if job.making is None else room(job)
+    """Raise before rows are made, or read, for a training that the ledger would not let begin."""
+    found = room(job)
     refused = None if found is None else found.refusal(job.config)
     if refused is not None:
         raise BudgetExceeded(refused)
