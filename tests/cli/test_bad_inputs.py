@@ -61,6 +61,11 @@ CONFIGS = {
     "model of nowhere": ('kind = "linear"', 'kind = "nowhere:model"', "cannot be made"),
     "pretrained folder of nowhere": ('kind = "linear"', 'kind = "transformers:nowhere"', "has no config.json"),
     "cnn without a shape": ('kind = "linear"', 'kind = "cnn"', "shape is missing"),
+    "cnn for small images": (
+        'kind = "linear"',
+        'kind = "cnn"\nshape = [3, 1, 1]',
+        "needs images of 14 x 14 pixels at least: give kind='mlp', or a network of your own as 'module:function'.",
+    ),
     "choice of nothing": ("steps = 12", "steps = 12\nchoose = 0.2", "give ema or keep_last"),
     "out that is a file": ("runs/a", "test.csv", "is a file"),
     "ledger that is none": ("ledger.db", "test.csv", "is not a database"),
