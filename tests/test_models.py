@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sfumato.cli.sections import CNN_SIDE
 from sfumato.errors import InvalidArgument, UnsupportedModel
 from sfumato.gradients import Clip, clipped_sum
 from sfumato.gradients.probe import Probe
 from sfumato.models import convnets
-from sfumato.models.basic import linear
+from sfumato.models.basic import cnn, linear
 from sfumato.models.efficientnet_lite import EfficientNetLite, FrozenBatchNorm, efficientnet_lite0, features
 from sfumato.models.wide_resnet import wide_resnet
 from sfumato.objective import Objective, cross_entropy
@@ -322,3 +323,10 @@ def test_logits_are_those_of_the_published_model(resolution: int) -> None:
         found, darker = ours(images), ours((images / 2).byte())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert float((darker - expected).abs().max()) > 0.1  # the logits do depend on the image
+
+
+def test_the_smallest_image_that_the_cnn_takes() -> None:
+    assert cnn(1, 2)(torch.zeros(1, 1, CNN_SIDE, CNN_SIDE)).shape == (1, 2)
+    for size in ((CNN_SIDE - 1, 28), (28, CNN_SIDE - 1)):
+        with pytest.raises(RuntimeError, match=r"too small|Kernel size"):
+            cnn(1, 2)(torch.zeros(1, 1, *size))

@@ -53,6 +53,10 @@ def nothing():
     return None
 
 
+def with_arguments(images, labels=None):
+    return right()
+
+
 def of_size(inputs, outputs):
     return nn.Sequential(nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
 """
@@ -90,6 +94,7 @@ def test_broken_models_are_found(sfumato: Run, models: str, broken: str, said: s
     result = sfumato("audit", f"{models}:{broken}")
     assert result.status == 1
     assert "BROKEN" in result.out
+    assert "\n1 finding.\n" in result.out
     assert said in result.out
     assert "not the epsilon of your training" in result.out
 
@@ -144,3 +149,10 @@ def test_a_function_must_return_a_model(sfumato: Run, models: str) -> None:
     result = sfumato("audit", f"{models}:nothing")
     assert result.status == 2
     assert "(module, loss, rows)" in result.err
+
+
+def test_a_function_is_called_without_arguments(sfumato: Run, models: str) -> None:
+    result = sfumato("audit", f"{models}:with_arguments")
+    assert result.status == 2
+    assert "is called without any: name a function that takes none and returns (module, loss, rows)." in result.err
+    assert result.err.count("\n") == 1

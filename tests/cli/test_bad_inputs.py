@@ -39,7 +39,12 @@ CONFIGS = {
     "label not in classes": ("outputs = 3", "outputs = 2", "must be whole numbers from 0 to 1"),
     "names for fewer classes": ('label = "kind"', 'label = "kind"\nclasses = ["x", "y"]', "must be 3 different labels"),
     "categories that are no list": ("range = [-1, 3]", "[data.categories]\na = 3", "must be a list of words"),
-    "range of no column": ("range = [-1, 3]", "[data.ranges]\nheight = [0, 1]", "height is no feature"),
+    "range of no column": ("range = [-1, 3]", "[data.ranges]\nheight = [0, 1]", "'height', and private="),
+    "range of no declared column": (
+        "range = [-1, 3]",
+        'columns = ["c", "a", "b", "kind"]\n[data.ranges]\nheight = [0, 1]',
+        "height is no column: known are c, a, b, kind.",
+    ),
     "range of some columns": ("range = [-1, 3]", "[data.ranges]\na = [0, 1]", "lacks b"),
     "range that is empty": ("range = [-1, 3]", "range = [3, 3]", "lower must be below upper"),
     "two ways of scaling": ("range = [-1, 3]", "range = [-1, 3]\nlower = 0\nupper = 1", "give one of them"),
@@ -61,6 +66,11 @@ CONFIGS = {
     "model of nowhere": ('kind = "linear"', 'kind = "nowhere:model"', "cannot be made"),
     "pretrained folder of nowhere": ('kind = "linear"', 'kind = "transformers:nowhere"', "has no config.json"),
     "cnn without a shape": ('kind = "linear"', 'kind = "cnn"', "shape is missing"),
+    "cnn for small images": (
+        'kind = "linear"',
+        'kind = "cnn"\nshape = [3, 1, 1]',
+        "needs images of 14 x 14 pixels at least: give kind='mlp', or a network of your own as 'module:function'.",
+    ),
     "choice of nothing": ("steps = 12", "steps = 12\nchoose = 0.2", "give ema or keep_last"),
     "out that is a file": ("runs/a", "test.csv", "is a file"),
     "ledger that is none": ("ledger.db", "test.csv", "is not a database"),
@@ -159,6 +169,48 @@ def test_a_bad_cell_is_not_quoted(sfumato: Sfumato, config: Path) -> None:
     result = sfumato("train", config)
     assert (result.status, "SECRET" in result.err) == (2, False)
     assert "column 'c' has a cell that is not a number" in result.err
+
+
+def test_a_label_that_is_no_class_is_named_where_it_is_public(sfumato: Sfumato, config: Path) -> None:
+    for role in ("private", "public", "test"):
+        path = config.parent / f"{role}.csv"
+        right = path.read_text()
+        lines = right.split("\n")
+        lines[3] = lines[3].rpartition(",")[0] + ",violet"
+        path.write_text("\n".join(lines))
+        for classes in ('label = "kind"', 'label = "kind"\nclasses = ["0", "1", "2"]'):
+            edit(config, 'label = "kind"', classes)
+            result = sfumato("train", config)
+            assert (result.status, result.err.count("\n")) == (2, 1)
+            assert f"{role}=" in result.err
+            assert ("violet" in result.err) == ("line" in result.err) == (role != "private")
+            edit(config, classes, 'label = "kind"')
+        path.write_text(right)
+
+
+@pytest.mark.parametrize("row", ["0.5,SECRET,SECRET,1", "0.5,0.6,SECRET,1"], ids=["a cell twice", "no cell twice"])
+@pytest.mark.parametrize("role", ["private", "public"])
+def test_a_file_without_a_header_row(sfumato: Sfumato, config: Path, role: str, row: str) -> None:
+    """It is told from a misspelt name by nothing, so that both are named; and none of its cells is."""
+    (config.parent / f"{role}.csv").write_text(f"{row}\n{row}\n")
+    refused(sfumato, config.parent, "or declare [data] columns if it has no header row.", "train", config)
+    assert "SECRET" not in sfumato("train", config).err
+
+
+def test_a_private_file_that_lacks_a_column(sfumato: Sfumato, config: Path) -> None:
+    edit(config, "range = [-1, 3]", "[data.ranges]\na = [0, 1]\nb = [0, 1]\nc = [0, 1]")
+    (config.parent / "private.csv").write_text("a,b,kind\n1,2,0\n")
+    said = (
+        f"[data.ranges] names 'c', and private={str(config.parent / 'private.csv')!r} has no such column in its header"
+    )
+    refused(sfumato, config.parent, said, "train", config)
+
+
+def test_ranges_of_columns_where_there_are_none(sfumato: Sfumato, config: Path) -> None:
+    np.savez(config.parent / "other.npz", X=np.zeros((4, 5)), y=np.zeros(4))
+    edit(config, "private.csv", "other.npz")
+    edit(config, "range = [-1, 3]", "[data.ranges]\na = [0, 1]")
+    refused(sfumato, config.parent, "has no columns with names: give range = [lowest, highest]", "train", config)
 
 
 def test_public_rows_of_another_shape(sfumato: Sfumato, config: Path) -> None:

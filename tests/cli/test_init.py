@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
-from sfumato.cli.init_text import delta_of
+from sfumato.cli.init_text import batch_of, delta_of
 from tests.cli.conftest import files
 
 Sfumato = Callable[..., Any]
@@ -133,6 +135,70 @@ def test_arrays_of_images(sfumato: Sfumato, tmp_path: Path) -> None:
     assert with_synthesis(sfumato, tmp_path / "config.toml")["synthesis"]["generator"] == "digits"
 
 
+@pytest.mark.parametrize(("row", "shape"), [((64,), None), ((8, 8), [1, 8, 8]), ((1, 8, 8), [1, 8, 8])])
+def test_arrays_of_small_images(
+    sfumato: Sfumato, tmp_path: Path, row: tuple[int, ...], shape: list[int] | None
+) -> None:
+    """Pixels from 0 to 16: with a range up to 255 they would all be next to black, and the cnn has no room in 8 x 8."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    parts = {"train": order[:1300], "public": order[1300:1500], "test": order[1500:]}
+    arrays = {f"x_{name}": digits.data[part].reshape(-1, *row) for name, part in parts.items()}
+    labels = {f"y_{name}": digits.target[part] for name, part in parts.items()}
+    np.savez(tmp_path / "all.npz", **arrays, **labels)
+    config = tmp_path / "config.toml"
+    assert sfumato("init", *[tmp_path / "all.npz"] * 3, "-o", config, "--size", 1300, "--yes").status == 0
+    found = tomllib.loads(config.read_text())
+    assert found["data"]["range"] == [0, 16]
+    assert "widen it if private values may lie outside" in config.read_text()
+    assert (found["model"]["kind"], found["model"].get("shape")) == ("mlp" if shape else "linear", shape)
+    assert found["training"]["batch_size"] == 512
+    result = sfumato("train", config, "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["metrics"]["test_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("row", "model"),
+    [
+        ((28, 28), {"kind": "cnn", "outputs": 4, "shape": [1, 28, 28]}),
+        ((28, 28, 1), {"kind": "cnn", "outputs": 4, "shape": [1, 28, 28]}),
+        ((3, 14, 14), {"kind": "cnn", "outputs": 4, "shape": [3, 14, 14]}),
+        ((3, 14, 13), {"kind": "mlp", "outputs": 4, "shape": [3, 14, 13]}),
+        ((28, 28, 3), {"kind": "mlp", "outputs": 4}),  # colours last, where the cnn would take rows of pixels for them
+    ],
+)
+def test_a_model_that_fits_the_rows(
+    sfumato: Sfumato, tmp_path: Path, row: tuple[int, ...], model: dict[str, Any]
+) -> None:
+    rows = np.random.default_rng(0).random((20, *row), dtype=np.float32)
+    rows[0, 0, 0] = np.nan  # which is in no range
+    np.savez(tmp_path / "all.npz", x_train=rows, y_train=np.arange(20) % 4, x_public=rows, y_public=np.arange(20) % 4)
+    config = tmp_path / "config.toml"
+    result = sfumato("init", *[tmp_path / "all.npz"] * 2, "-o", config, "--size", 20, "--yes")
+    assert result.status == 0, result.err
+    found = tomllib.loads(config.read_text())
+    assert found["model"] == model
+    assert 0 <= found["data"]["range"][0] < 0.1 < 0.9 < found["data"]["range"][1] <= 1
+    assert sfumato("train", config, "--dry-run").status == 0
+
+
+def test_a_folder_of_small_images(sfumato: Sfumato, tmp_path: Path) -> None:
+    for part in ("private", "public"):
+        for kind in ("ant", "bee"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for k in range(4):
+                image = Image.fromarray(np.full((8, 8), 200 * (kind == "bee") + k, np.uint8))
+                image.save(tmp_path / part / kind / f"{k}.png")
+    config = tmp_path / "config.toml"
+    places = tmp_path / "private", tmp_path / "public"
+    assert sfumato("init", *places, "-o", config, "--size", 8, "--yes").status == 0
+    found = tomllib.loads(config.read_text())
+    assert found["model"] == {"kind": "mlp", "outputs": 2, "shape": [1, 8, 8]}
+    assert found["data"]["range"] == [0, 255]
+    assert sfumato("train", config, "--json").status == 0
+
+
 def with_synthesis(sfumato: Sfumato, config: Path) -> dict[str, Any]:
     """What a dry run says when the signs before [synthesis] are removed."""
     before, after = config.read_text().split("remove the signs. Costs no privacy.\n")
@@ -165,3 +231,8 @@ def test_the_size_is_declared_by_a_person(sfumato: Sfumato, people: Path) -> Non
 @pytest.mark.parametrize("size", [2, 9, 10, 99, 100, 31_561, 10**6])
 def test_delta_lies_below_one_over_the_size(size: int) -> None:
     assert 1 / (100 * size) < delta_of(size) < 1 / size
+
+
+@pytest.mark.parametrize("size", [2, 3, 9, 100, 1300, 31_561, 10**6])
+def test_the_batch_has_some_of_the_rows_and_of_few_rows_many(size: int) -> None:
+    assert min(256, size / 3) < batch_of(size) <= max(2, 3 * size / 4)

@@ -375,8 +375,17 @@ ROWS = {
     "a row that is not finite": ("a,b,c\n1,1,1\n1,nan,1\n", "has no finite output for row 2"),
     "no rows": ("a,b,c\n", "has no rows"),
     "an empty file": ("", "has no header row"),
-    "a missing column": ("a,b\n1,2\n", "has no column 'c', which the model was trained with"),
+    "a missing column": ("a,b\n1,2\n", "has no column 'c', which the model was trained with: check its header row"),
     "a column twice": ("a,a,b,c\n1,1,1,1\n", "names a column twice"),
+    "a row in place of a header": (
+        "1,x,2,0\n",
+        "or add a header row if it has none: the model was trained on files with",
+    ),
+    "a cell twice in place of a header": ("1,x,x,0\n", "add a header row if it has none"),
+    "numbers in place of a header": (
+        "1,2,3,0\n",
+        "must name the columns, as in the files that the model was trained on.",
+    ),
     "a ragged row": ("a,b,c\n1,2,3\n1,2\n", "more or fewer cells than columns (about line 3)"),
     "a cell that is no number": ("a,b,c\n1,SECRET,3\n", "has in column 'b' a cell that is no number (about line 2)"),
     "no header row": ("1,2,3\n", "has no header row"),

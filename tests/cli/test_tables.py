@@ -128,7 +128,7 @@ def test_not_a_table(tmp_path: Path) -> None:
 
 
 def test_tables_must_have_the_same_features(tmp_path: Path) -> None:
-    for name in ("a.csv", "b.csv"):
+    for name in ("a.csv", "b.csv"):  # two files, since whether they are one is looked at first
         (tmp_path / name).touch()
     private = Layout(tmp_path / "a.csv", "private", (2,), ("a", "b"))
     match(Layout(tmp_path / "b.csv", "test", (2,), ("b", "a")), private)

@@ -282,7 +282,8 @@ def test_an_interrupted_synthesis_goes_on_and_is_not_made_twice(
     stopped = pressed(sfumato, digits, at=2)
     folder = digits.parent / "runs/a/synthetic"
     assert stopped.status == 130
-    assert stopped.err == f"sfumato: Interrupted; {folder} keeps what was done: the same command goes on from there.\n"
+    said = f"sfumato: Interrupted; {folder} keeps what was done: the same command goes on from there.\n"
+    assert stopped.err.endswith(f"\n{said}")
     assert (folder / "checkpoint.safetensors").exists()
     assert not (digits.parent / "ledger.db").exists()  # and nothing private was touched
     assert trained(sfumato, digits, "--dry-run")["synthesis"]["continues"] is True
@@ -451,3 +452,24 @@ def test_a_search_names_rows_that_are_made(sfumato: Sfumato, config: Path) -> No
     result = sfumato("tune", config)
     assert result.status == 2
     assert "[synthesis] is of `sfumato train`" in result.err
+
+
+# ------------------------------------------------------------------------------------------------ what is told
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_without_a_terminal_a_line_for_every_tenth(sfumato: Sfumato, digits: Path, options: tuple[str, ...]) -> None:
+    """On stderr, since stdout may be a program's; and nothing of measures that nobody asked for."""
+    edit(digits, "images = 120", "images = 400")
+    result = sfumato("train", digits, *options)
+    assert result.status == 0, result.err
+    assert [line.split(",")[0] for line in result.err.splitlines() if line.startswith("generator")] == [
+        f"generator {k}/400" for k in range(40, 401, 40)
+    ]
+    assert "images/s" not in result.out
+    if options:
+        assert json.loads(result.out)["synthesis"]["measures"] is None
+    else:
+        assert "measures" not in result.out
+    again = sfumato("train", digits, *options)
+    assert "generator" not in again.err  # what is made is made

@@ -128,4 +128,4 @@ def _show(found: Iterable[Verdict]) -> None:
     (console if console.is_terminal else Console(width=160)).print(table)
     for verdict in broken:
         typer.echo(f"{verdict.method}, {verdict.audit}: {verdict.told or 'more is proven than is claimed.'}")
-    typer.echo(f"{len(broken)} findings." if broken else "No findings.")
+    typer.echo("1 finding." if len(broken) == 1 else f"{len(broken) or 'No'} findings.")

@@ -7,6 +7,7 @@ over the rows itself, public or made-up ones.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,13 +58,29 @@ def examined_function(target: str) -> list[Verdict]:
     place, _, name = target.partition(":")
     with _importable(Path.cwd()):
         try:
-            made = getattr(importlib.import_module(place), name)()
+            function = getattr(importlib.import_module(place), name)
+            if _needs_arguments(function):
+                raise InvalidArgument(
+                    f"target={target!r} needs arguments, and is called without any: name a function that takes none "
+                    "and returns (module, loss, rows)."
+                )
+            made = function()
         except SfumatoError:
             raise
         except Exception as error:
             said = " ".join(str(error).split())
             raise InvalidArgument(f"target={target!r} cannot be called ({type(error).__name__}: {said}).") from error
     return doctor(_objective(target, made), made[2], name=target)
+
+
+def _needs_arguments(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:  # also of what is no function
+        return callable(function)
+    except ValueError:  # of some functions in C nothing is known
+        return False
+    return False
 
 
 @contextmanager

@@ -108,7 +108,8 @@ def _check_private(private: Path, seen: Seen) -> str:
     wanted = [*seen.ranges, *seen.categories, *seen.ignore, *([] if seen.label is None else [seen.label])]
     if missing := [name for name in wanted if name not in header]:
         raise InvalidArgument(  # what its first line has instead may be someone's row
-            f"private={str(private)!r} has no column {missing[0]!r}, but public data has: check its header row."
+            f"private={str(private)!r} has no column {missing[0]!r}, but public data has: check its header row, or "
+            "give --columns if the files have none."
         )
     return "the header row alone was read"
 

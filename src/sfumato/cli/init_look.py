@@ -31,12 +31,23 @@ class Seen:
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     range: tuple[float, float] | None = None
+    eight_bit: bool = False  # the range is that of all pixels there can be, and not of those that were seen
     ignore: Sequence[str] = ()
     missing: Sequence[str] = ()
 
     @property
     def regression(self) -> bool:
         return self.outputs == 1
+
+    @property
+    def image(self) -> tuple[int, int, int] | None:
+        """Channels, height and width, where rows look like images that can be read in this order."""
+        if len(self.shape) == 2:
+            return (1, *self.shape)
+        if len(self.shape) != 3 or (self.shape[2] in (3, 4) and self.shape[0] > 4):  # colours last
+            return None
+        channels, height, width = self.shape
+        return (1, channels, height) if width == 1 else (channels, height, width)
 
 
 def look(path: Path, *, label: str | None, columns: Sequence[str], ignore: Sequence[str]) -> Seen:
@@ -145,7 +156,7 @@ def _look_at_folders(path: Path) -> Seen:
     row = shape(path, "public")
     rows = sum(len(image_files(path / name, below=True)) for name in classes)
     found = _at_least_two(path, "the folder", classes)
-    return Seen(rows=rows, shape=row, classes=found, outputs=len(found), range=(0.0, 255.0))
+    return Seen(rows=rows, shape=row, classes=found, outputs=len(found), range=(0.0, 255.0), eight_bit=True)
 
 
 def _look_at_arrays(path: Path) -> Seen:
@@ -156,11 +167,14 @@ def _look_at_arrays(path: Path) -> Seen:
     table = read_table(layout(path, "public", label=None), label=None)
     labels: Any = table.labels
     whole = bool((labels == np.floor(labels)).all()) and labels.min() >= 0 and labels.max() <= _MOST_CLASSES
-    low, high = float(table.features.min()), float(table.features.max())
-    eight_bit = low >= 0 and 1 < high <= 255 and bool((table.features == np.floor(table.features)).all())
+    known = table.features[np.isfinite(table.features)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    # Whole numbers that need the eighth bit; digits of 0 to 16, say, would be next to black in a range up to 255.
+    eight_bit = low >= 0 and 127 < high <= 255 and bool((known == np.floor(known)).all())
     return Seen(
         rows=len(labels),
         shape=table.features.shape[1:],
         outputs=max(2, int(labels.max()) + 1) if whole else 1,
         range=(0.0, 255.0) if eight_bit else (low, high if high > low else low + 1),
+        eight_bit=eight_bit,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.cli.init_look import Seen
+from sfumato.cli.sections import CNN_SIDE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,15 @@ def delta_of(size: int) -> float:
     return float(f"1e-{math.floor(math.log10(size)) + 1}")
 
 
+def batch_of(size: int) -> int:
+    """The power of two nearest to a sixteenth of the rows; of few rows up to half, which costs little time.
+
+    >>> batch_of(31500), batch_of(1300), batch_of(100)
+    (2048, 512, 64)
+    """
+    return min(size, 1 << round(math.log2(max(size / 16, min(512, size / 2)))))
+
+
 def _data(seen: Seen, wishes: Wishes) -> list[str]:
     lines = [
         "# What sfumato init made of the public rows. Nothing here was learned from a private row; keep it so.",
@@ -67,7 +77,8 @@ def _data(seen: Seen, wishes: Wishes) -> list[str]:
     if seen.ignore:
         lines.append(_line("ignore", list(seen.ignore), "columns that are left out"))
     if seen.range is not None:
-        lines.append(_line("range", list(seen.range), "mapped to 0..1, and cut there"))
+        found = "" if seen.eight_bit else ": as in public rows, so widen it if private values may lie outside"
+        lines.append(_line("range", list(seen.range), f"mapped to 0..1, and cut there{found}"))
     if seen.ranges:
         lines += ["", "# Lowest and highest of public rows: widen them to what you know of the column. Mapped to 0..1."]
         lines += ["[data.ranges]", *(_line(name, list(pair)) for name, pair in seen.ranges.items())]
@@ -78,10 +89,16 @@ def _data(seen: Seen, wishes: Wishes) -> list[str]:
 
 
 def _model(seen: Seen) -> list[str]:
-    image = len(seen.shape) == 3
-    lines = ["", "[model]", _line("kind", "cnn" if image else "linear", 'or "mlp", "module:function", ...')]
+    image = seen.image
+    if image is not None and min(image[1:]) >= CNN_SIDE:
+        kind, others = "cnn", 'or "mlp", "module:function", ...'
+    elif image is not None:
+        kind, others = "mlp", f'or "module:function", ...; "cnn" needs {CNN_SIDE} x {CNN_SIDE} pixels at least'
+    else:
+        kind, others = "mlp" if len(seen.shape) > 1 else "linear", 'or "mlp", "module:function", ...'
+    lines = ["", "[model]", _line("kind", kind, others)]
     lines.append(_line("outputs", seen.outputs, "a number" if seen.regression else "classes"))
-    return [*lines, _line("shape", list(seen.shape), "channels, height, width")] if image else lines
+    return lines if image is None else [*lines, _line("shape", list(image), "channels, height, width")]
 
 
 def _privacy(wishes: Wishes) -> list[str]:
@@ -96,14 +113,13 @@ def _privacy(wishes: Wishes) -> list[str]:
 
 
 def _training(seen: Seen, wishes: Wishes) -> list[str]:
-    batch = max(1, min(wishes.size, 2 ** round(math.log2(max(32.0, wishes.size / 16)))))
     lines = [
         "",
         "[training]",
         _line("out", wishes.out, "the folder for weights, metrics, statement and model card"),
         _line("method", "shrunk-origin", "uses the public rows as far as they help; dp-sgd does without them"),
         _line("steps", 100),
-        _line("batch_size", batch, "expected rows per step: larger is more precise, and slower"),
+        _line("batch_size", batch_of(wishes.size), "expected rows per step: larger is more precise, and slower"),
         _line("clip", 1.0, "the longest gradient that one row contributes"),
         _line("learning_rate", 0.5),
         _line("momentum", 0.9),
@@ -118,8 +134,8 @@ def _training(seen: Seen, wishes: Wishes) -> list[str]:
 
 def _synthesis(seen: Seen) -> list[str]:
     """To be taken up by who wants it: it takes its time, and public rows of some worth."""
-    image = len(seen.shape) == 3
-    if seen.regression and image:
+    image = seen.image is not None
+    if len(seen.shape) > 1 and (seen.regression or seen.image is None or seen.image[0] not in (1, 3)):
         return []
     lines = ["", "# More public rows, made of the public ones before the training: remove the signs. Costs no privacy."]
     if image:

@@ -44,7 +44,6 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.private import Planned, Private
 from sfumato.public import Public
-from sfumato.reading import suggestion
 from sfumato.training import train
 from sfumato.warmup import Sam, warm_up
 
@@ -127,7 +126,11 @@ def layout_of(config: Config, role: Role, name: str) -> Layout:
     found = layout(config.file(name), role, label=data.label, users=data.users, encoding=code)
     for column in data.ranges:
         if column not in found.columns:
-            raise InvalidArgument(f"[data.ranges] {column} is no feature{suggestion(column, found.columns)}")
+            where = f"[data.ranges] names {column!r}, and {role}={str(found.path)!r} has no"
+            if not found.columns:
+                raise InvalidArgument(f"{where} columns with names: give range = [lowest, highest] instead.")
+            # Which it has instead is not said, since the file may be private.
+            raise InvalidArgument(f"{where} such column in its header: check both.")
     for column in found.columns if data.ranges else ():
         if column not in data.ranges and column not in data.categories:
             raise InvalidArgument(

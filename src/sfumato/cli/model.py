@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sfumato.cli.config import Config
 from sfumato.cli.config_file import ConfigFile
 from sfumato.cli.pretrained import from_timm, from_transformers
-from sfumato.cli.sections import ModelSection
+from sfumato.cli.sections import CNN_SIDE, ModelSection
 from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators
 from sfumato.gradients.probe import Probe
@@ -78,6 +78,11 @@ def _module(model: ModelSection, shape: tuple[int, ...]) -> nn.Module:
     if model.kind == "cnn":
         if len(shape) != 3:
             raise InvalidArgument(f"[model] shape={list(shape)} must be [channels, height, width] for the cnn.")
+        if min(shape[1:]) < CNN_SIDE:
+            raise InvalidArgument(
+                f"[model] shape={list(shape)} is too small for the cnn, which needs images of {CNN_SIDE} x "
+                f"{CNN_SIDE} pixels at least: give kind='mlp', or a network of your own as 'module:function'."
+            )
         module = basic.cnn(shape[0], model.outputs)
         _try(model.kind, lambda: module(torch.zeros(1, *shape)))  # its lazy layer learns its size here
         return module

@@ -82,7 +82,10 @@ def _read_cells(path: Path, made: Preprocessing, labels: bool, private: bool) ->
         )
     header, rows = _open(path, made)
     if missing := [name for name in made.columns if name not in header]:
-        raise InvalidArgument(f"data={str(path)!r} has no column {missing[0]!r}, which the model was trained with.")
+        remedy = "" if made.encoding.columns else f": check its header row{cells.without_header(path, 'data')}"
+        raise InvalidArgument(
+            f"data={str(path)!r} has no column {missing[0]!r}, which the model was trained with{remedy}."
+        )
     if labels and made.label not in header:
         raise InvalidArgument(
             f"data={str(path)!r} has no column {made.label!r}, which a score compares with: add it, or leave the score "

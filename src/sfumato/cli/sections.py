@@ -7,6 +7,8 @@ from typing import Any
 
 from sfumato.cli.synthesize_config import GeneratorSection, GuidanceSection, MeasureSection, SampleSection
 
+CNN_SIDE = 14  # of the smallest image that the windows of the cnn fit into
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:

@@ -49,6 +49,6 @@ def result(config: SynthesisConfig, provenance: dict[str, Any]) -> dict[str, Any
         "held_out": provenance["public"]["held_out"],
         "images_seen": provenance["generator"].get("images_seen"),
         "draws": len(provenance["draws"]),
-        "measures": provenance["measures"],
+        "measures": provenance["measures"] or None,  # where none was asked for, there is no line
         "seconds": provenance["seconds"],
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +48,14 @@ def prepare_synthesis(config: Config, making: SynthesisConfig, layouts: Layouts)
 
 
 def make(job: Job, *, progress: bool) -> dict[str, Any]:
-    """The provenance of the rows, which are made unless an earlier start has made them."""
-    with interruptible(kept(job.config.folder, again=False)):
-        return finished(job) or execute(job, again=False, progress=progress)
+    """The provenance of the rows, which are made unless an earlier start has made them.
+
+    How far it is gets told in any case, since it may take hours: without `progress` on stderr, as stdout is no terminal
+    then, or JSON.
+    """
+    place = nullcontext() if progress else redirect_stdout(sys.stderr)
+    with interruptible(kept(job.config.folder, again=False)), place:
+        return finished(job) or execute(job, again=False, progress=True)
 
 
 def planned(job: Job) -> dict[str, Any]:

@@ -35,8 +35,9 @@ def names(path: Path, role: str, declared: Sequence[str] = ()) -> list[str]:
     header = [name.strip() for name in next(_csv_rows(path, role), [])]
     if not header or all(is_number(name) for name in header):
         # Never taken for column names: they would be shown, and may be someone's values.
+        remedy = "as in the files that the model was trained on" if role == "data" else "or declare columns = [...]"
         raise InvalidArgument(
-            f"{role}={str(path)!r} has no header row: its first line must name the columns, or declare columns = [...]."
+            f"{role}={str(path)!r} has no header row: its first line must name the columns, {remedy}."
         )
     return _distinct(path, role, header)
 
@@ -61,9 +62,21 @@ def is_number(cell: Any) -> bool:
     return True
 
 
+def without_header(path: Path, role: str) -> str:
+    """What else may be wrong where a name is looked for in the first line; nothing in files that know their names."""
+    if path.suffix not in CSV:
+        return ""
+    if role == "data":  # of `sfumato predict`
+        return ", or add a header row if it has none: the model was trained on files with one"
+    return ", or declare [data] columns if it has no header row"
+
+
 def _distinct(path: Path, role: str, header: list[str]) -> list[str]:
     if len(set(header)) < len(header):
-        raise InvalidArgument(f"{role}={str(path)!r} names a column twice in its header row: rename one of them.")
+        raise InvalidArgument(
+            f"{role}={str(path)!r} names a column twice in its header row: rename one of them"
+            f"{without_header(path, role)}."
+        )
     return header
 
 

@@ -26,6 +26,7 @@ Role = Literal["private", "public", "test", "synthetic"]
 Array = npt.NDArray[Any]
 
 _CHUNK = 8192  # rows in memory as cells at a time
+_SHOWN = 40  # letters of a word that is public
 _NPZ_NAMES = {"private": ("", "_train", "_private")} | {
     role: ("", f"_{role}") for role in ("public", "test", "synthetic")
 }
@@ -71,7 +72,11 @@ def layout(
         if name is not None and name not in header and not (name == users and role != "private"):
             # Names of a header row are not shown: the file may have none, and they are someone's values.
             declared = code.columns and path.suffix in cells.CSV
-            remedy = suggestion(name, header) if declared else ": check the name in its header row."
+            remedy = (
+                suggestion(name, header)
+                if declared
+                else f": check the name in its header row{cells.without_header(path, role)}."
+            )
             among = " among its declared columns" if declared else ""
             raise InvalidArgument(f"{role}={str(path)!r} has no column {name!r}{among}{remedy}")
     columns = tuple(name for name in header if name not in (label, users, *code.ignore))
@@ -240,6 +245,9 @@ def _labels(table: Layout, name: str, found: Sequence[Any], classes: Sequence[st
         bad = next((i for i, cell in enumerate(found) if word(cell) not in number_of), None)
         said, remedy = "a label that is not in classes", "declare all of them."
     if bad is not None:
+        if table.role != "private":  # whose words are nobody's business
+            wrong = "no number" if classes is None else "not in classes"
+            said = f"the label {word(found[bad])[:_SHOWN]!r}, which is {wrong}"
         where = f"{table.role}={str(table.path)!r}: column {name!r}"
         raise InvalidArgument(f"{where} has {said}{_line(table.role, line + bad)}: {remedy}")
     return np.array([float(cell) if classes is None else number_of[word(cell)] for cell in found], dtype=np.float64)

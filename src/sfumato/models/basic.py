@@ -23,7 +23,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,)) -> nn.Module:
 
 
 def cnn(channels: int, outputs: int) -> nn.Module:
-    """Two convolutions and two linear layers with tanh, for images of about 28 x 28."""
+    """Two convolutions and two linear layers with tanh, for images of about 28 x 28, and of 14 x 14 at least."""
     return nn.Sequential(
         nn.Conv2d(channels, 16, 8, stride=2, padding=3),
         nn.Tanh(),
