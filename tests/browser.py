@@ -36,6 +36,7 @@ class Page:
 
     def reload(self) -> None:
         self.run("window.old = true")
+        time.sleep(0.3)  # what a page has stored is there for the next one a moment later
         self._send("Page.reload", ignoreCache=True)
         self.wait("!window.old")
         self._loaded(self.run("location.href"))

@@ -58,7 +58,7 @@ def test_values_become_what_their_types_say() -> None:
         ({"name": "a", "flip": 1}, "flip=1 must be true or false."),
         ({"name": "a", "options": []}, "options=[] must be a table."),
         ({"name": "a", "inner": 3}, "inner=3 must be true or false or a table."),
-        ({"name": "a", "inner": {"dept": 3}}, "[outer], inner has no key 'dept': did you mean 'depth'?"),
+        ({"name": "a", "inner": {"dept": 3}}, "[outer.inner] has no key 'dept': did you mean 'depth'?"),
         ([], "[outer] is []: it must be a table."),
     ],
 )
