@@ -98,3 +98,8 @@ def test_import_and_help_are_quick() -> None:
     assert seconds("import sfumato") < 1.5 * torch
     assert seconds("from sfumato import Objective, Public, cross_entropy") < 1.5 * torch
     assert seconds("from sfumato.cli.main import main; main(['--help'])") < 0.5
+
+
+def test_what_a_training_leaves_is_loaded_without_scikit_learn() -> None:
+    assert not loaded("import sfumato; sfumato.load") & {"sklearn", "matplotlib", "transformers"}
+    assert "sklearn" not in loaded("import sfumato.cli.job")

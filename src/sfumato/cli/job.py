@@ -24,13 +24,12 @@ from sfumato.cli.config import Config
 from sfumato.cli.interruption import RESUMABLE, interruptible
 from sfumato.cli.method import AUTO, Layer, layers, stacked
 from sfumato.cli.model import make_objective, row_shape
-from sfumato.cli.near_private import reserved_by, reserved_mechanisms
 from sfumato.cli.record import check_unchanged, read_record, recorded
 from sfumato.cli.synthesize_job import Job as Making
 from sfumato.cli.train_public import judges, public_rows, trained_on
 from sfumato.cli.train_synthesis import make, prepare_synthesis
 from sfumato.data.encoding import Encoding
-from sfumato.data.preprocessing import Preprocessing
+from sfumato.data.preprocessing import PREPROCESSING, Preprocessing
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
 from sfumato.ensembles import Iterates, best_on_public, majority_vote, mean_logits
 from sfumato.errors import InvalidArgument
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from sfumato.run import Run
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-PREPROCESSING = "preprocessing.json"
 _ROLES: tuple[Role, ...] = ("private", "public", "test")
 
 
@@ -114,7 +112,7 @@ def prepare(config: Config) -> Job:
     sampler, joining = _sampling(config, layouts)
     method = stacked(layers(config, AUTO, (sampler.expected, joining)))  # how it clips is all the same here
     answers = algorithm(method).answers(config.training.steps)
-    later = tuple(reserved_mechanisms(config))
+    later = _later(config)
     noise, cost = _calibrated(config, sampler, answers + config.training.reserve, later)
     return Job(config, layouts, objective, sampler, joining, answers, noise, cost, making, later)
 
@@ -325,7 +323,21 @@ def _budget(config: Config) -> Budget | None:
     return Budget(privacy.budget or privacy.epsilon, privacy.delta)
 
 
+def _later(config: Config) -> tuple[Mechanism, ...]:
+    if config.afterwards is None:
+        return ()
+    from sfumato.cli.near_private import (
+        reserved_mechanisms,
+    )  # brings scikit-learn, which a training alone can do without
+
+    return tuple(reserved_mechanisms(config))
+
+
 def _lines(config: Config, private: Private) -> tuple[Planned, ...]:
+    if config.afterwards is None:
+        return ()
+    from sfumato.cli.near_private import reserved_by
+
     found = reserved_by(config)
     return () if found is None else found[0].lines(private, pca=found[1].pca, support=found[1].support)
 

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.cli.config_file import ConfigFile
-from sfumato.cli.job import PREPROCESSING
 from sfumato.cli.model import make_module
 from sfumato.cli.predict_rows import read_rows
 from sfumato.cli.sections import ModelSection
-from sfumato.data.preprocessing import Preprocessing
+from sfumato.data.preprocessing import PREPROCESSING, Preprocessing
 from sfumato.ensembles import evaluating
 from sfumato.errors import InvalidArgument
 from sfumato.reading import read

@@ -13,6 +13,7 @@ from sfumato.data.encoding import Encoding
 from sfumato.data.tables import Scaling
 
 Array = npt.NDArray[Any]
+PREPROCESSING = "preprocessing.json"  # beside the weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
