@@ -102,4 +102,3 @@ def test_import_and_help_are_quick() -> None:
 
 def test_what_a_training_leaves_is_loaded_without_scikit_learn() -> None:
     assert not loaded("import sfumato; sfumato.load") & {"sklearn", "matplotlib", "transformers"}
-    assert "sklearn" not in loaded("import sfumato.cli.job")
