@@ -326,9 +326,7 @@ def _budget(config: Config) -> Budget | None:
 def _later(config: Config) -> tuple[Mechanism, ...]:
     if config.afterwards is None:
         return ()
-    from sfumato.cli.near_private import (
-        reserved_mechanisms,
-    )  # brings scikit-learn, which a training alone can do without
+    from sfumato.cli.near_private import reserved_mechanisms
 
     return tuple(reserved_mechanisms(config))
 
