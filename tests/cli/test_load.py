@@ -232,7 +232,8 @@ def test_folders_of_images(sfumato: Sfumato, config: Path) -> None:
     edit(config, "outputs = 3", "outputs = 2")
     edit(config, "batch_size = 100", "batch_size = 40")
     edit(config, "epsilon = 3.0", "epsilon = 60.0")
-    edit(config, "learning_rate = 4.0", "learning_rate = 1.0")
+    edit(config, "learning_rate = 4.0", "learning_rate = 0.3")
+    edit(config, "steps = 12", "steps = 40")
     told = trained(sfumato, config)
     assert told["metrics"]["test_accuracy"] > 0.8
     found = library.load(told["out"]).predict(config.parent / "test")
