@@ -155,7 +155,11 @@ def markdown(results: dict[str, Any]) -> str:
     facts, first = results["machine"], results["rows"][0]
     where = first["gpu"] or f"{facts['cpu']}, {facts['cores']} cores, one thread per process"
     load = facts["load_before"]
-    busy = f" on a machine that other work kept at a load of {load:g}: trust the CPU time" if load > 0.5 else ""
+    busy = (
+        f" (the load average was {load:g} when they began: where others compute, trust the CPU time)"
+        if load > 0.5
+        else ""
+    )
     lines += [
         "",
         "The same whole private step, of the same expected batch, by several processes. Speed-up over one: median "
