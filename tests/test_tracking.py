@@ -73,7 +73,7 @@ def test_every_number_of_the_history_is_told_once(run: Run) -> None:
         assert told.pop(("alignment/cosine_lowest", step)) == lowest
         assert told.pop(("alignment/cosine_highest", step)) == highest
     assert not told
-    assert [step for step, _ in found["epsilon"]] == [2, 4, 6]
+    assert [step for step, _ in found["epsilon"]] == [0, 2, 4, 6]
 
 
 def test_settings_hold_the_configuration_and_the_promise(run: Run) -> None:

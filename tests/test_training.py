@@ -132,10 +132,22 @@ def test_separable_data_is_learned_at_epsilon_8(bench: Bench) -> None:
     assert 7.8 < run.statement["epsilon"] <= 8.0
     assert (run.steps_taken, run.steps_lost, run.steps_short) == (60, 0, 0)
     epsilons = [line["epsilon"] for line in run.history]
-    assert len(epsilons) == 10
+    assert len(epsilons) == 11
     assert epsilons == sorted(epsilons)
-    assert 0 < epsilons[0] < epsilons[-1] == pytest.approx(run.statement["epsilon"])
-    assert [line["step"] for line in run.history] == list(range(6, 61, 6))
+    assert 0 == epsilons[0] < epsilons[1] < epsilons[-1] == pytest.approx(run.statement["epsilon"])
+    assert [line["step"] for line in run.history] == list(range(0, 61, 6))
+
+
+def test_the_history_begins_before_the_first_answer(bench: Bench) -> None:
+    inputs, labels = separable(500, seed=2)
+    private, _, objective = bench.parts()
+    right = (objective.module(inputs).argmax(1) == labels).double().mean()
+    options: dict[str, Any] = {"noise": NOISE, "steps": 6, "batch_size": BATCH, "progress": False}
+    run = train(objective.module, private=private, test=Public((inputs, labels)), **options)
+    assert run.before["test_accuracy"] == pytest.approx(float(right))
+    assert (run.before["step"], run.before["epsilon"]) == (0, 0.0)
+    assert run.metrics["step"] == 6
+    assert Run(weights={}, config={}, history=run.history[1:]).before == {}
     assert run.config["method"] == "dp_sgd"
 
 

@@ -25,7 +25,8 @@ def card(run: Run, *, data: Mapping[str, str] | None = None, model: str | None =
         parts += ["## Privacy", _privacy(promise)]
     parts += ["## What is public", _public(promise, data or {})]
     if run.metrics:
-        parts += ["## How good it is", _table({k: v for k, v in run.metrics.items() if k not in _HIDDEN})]
+        before = {f"{k}, before the first private answer": v for k, v in run.before.items() if k.startswith("test_")}
+        parts += ["## How good it is", _table({k: v for k, v in (run.metrics | before).items() if k not in _HIDDEN})]
     parts += ["## How it was trained", _table({**({} if model is None else {"model": model}), **_training(run)})]
     parts += ["## How to use it", '```python\nimport sfumato\n\nmodel = sfumato.load(".")  # this folder\n```']
     parts.append(

@@ -73,6 +73,11 @@ class Run:
         """The last evaluation."""
         return dict(self.history[-1]) if self.history else {}
 
+    @property
+    def before(self) -> dict[str, float]:
+        """The evaluation before the first private answer: what public data alone gave, if anything."""
+        return dict(self.history[0]) if self.history and self.history[0].get("step") == 0 else {}
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the weights."""
         return {

@@ -164,9 +164,11 @@ def train(
         if path is not None and saved is not None:
             now.restore(path, saved)
 
+        if now.step == 0:
+            # What public data alone gave; and what fails here would fail later, after answers were paid for.
+            now.history = [{"step": 0, "epsilon": 0.0, **_measure(objective, public, test, measures)}]
         plan: Plan | None = None
         if known is None:
-            _measure(objective, public, test, measures)  # what fails here would fail later, after answers were paid for
             times = way.answers(steps) + reserve
             if noise is None:
                 noise = group.first(partial(_calibrated, private, sampler, times, budget, later))

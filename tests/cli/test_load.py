@@ -98,6 +98,7 @@ def test_weights_and_card_carry_the_statement(sfumato: Sfumato, config: Path) ->
     assert "trained privately on flowers" in card
     assert (out / "statement.txt").read_text().strip() in card
     assert f"| test accuracy | {told['metrics']['test_accuracy']:.4g} |" in card
+    assert f"| test accuracy, before the first private answer | {told['before']['test_accuracy']:.4g} |" in card
     assert "public.csv" in card
     assert "private.csv" not in card
     shown = next(line for line in card.splitlines() if line.startswith("| epsilon |"))

@@ -65,6 +65,7 @@ def train(
             "steps_lost": run.steps_lost,
             "steps_short": run.steps_short,
             "synthesis": _made(job),
+            "before": {k: v for k, v in run.before.items() if k not in ("step", "epsilon")},
             "metrics": {k: v for k, v in run.metrics.items() if k not in ("step", "epsilon")},
             "seconds": round(run.seconds, 3),
             "report": _report(checked.out) if report else None,
@@ -83,7 +84,9 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
     """For people: metrics, and the methods with their options, as lines of their own."""
     shown: dict[str, Any] = {}
     for name, value in facts.items():
-        if name == "metrics":
+        if name == "before":
+            shown |= {f"{metric}_before": number for metric, number in value.items() if metric.startswith("test_")}
+        elif name == "metrics":
             shown |= value
         elif name == "synthesis" and value is not None:
             shown["synthesis"] = {k: v for k, v in value.items() if v != []}

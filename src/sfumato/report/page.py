@@ -13,7 +13,7 @@ from sfumato.report.chosen_map import places
 from sfumato.report.contents import Selection, Synthesis, Training
 from sfumato.report.figures import Figure, Value
 from sfumato.report.markup import Markup, tag, together
-from sfumato.report.plots import headline
+from sfumato.report.plots import before, headline
 from sfumato.report.promises import Promise, add_up
 from sfumato.report.svg import WIDTH, draw, key
 from sfumato.report.words import at_most, in_words, listed, plain, table
@@ -123,7 +123,17 @@ def overview(trainings: Sequence[Training]) -> Markup:
     """One line per run."""
     if not trainings:
         return Markup("")
-    names = ("run", "method", "epsilon of it alone", "judged by", "value", "noise multiplier", "steps", "seconds")
+    names = (
+        "run",
+        "method",
+        "epsilon of it alone",
+        "judged by",
+        "before",
+        "after",
+        "noise multiplier",
+        "steps",
+        "seconds",
+    )
     rows: list[tuple[Value, ...]] = []
     for t in trainings:
         metric = headline(t)
@@ -135,6 +145,7 @@ def overview(trainings: Sequence[Training]) -> Markup:
                 method_of(t.config),
                 at_most(t.epsilon),
                 None if metric is None else metric.replace("_", " "),
+                before(t),
                 None if metric is None else t.last[metric],
                 t.config.get("noise_multiplier"),
                 f"{t.steps.get('taken', 0)}{also}",

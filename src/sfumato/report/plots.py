@@ -32,10 +32,16 @@ def headline(training: Training) -> str | None:
     return next((metric for metric in _METRICS if metric in training.last), None)
 
 
+def before(training: Training) -> float | None:
+    """The same before the first private answer: what public data alone gave."""
+    first = training.history[0] if training.history else {}
+    return first.get(headline(training) or "") if first.get("step") == 0 else None
+
+
 def _epsilon(trainings: Sequence[Training]) -> list[Figure]:
     series, rows = [], []
     for k, training in enumerate(trainings):
-        known = [entry for entry in training.history if "epsilon" in entry]
+        known = [entry for entry in training.history if "epsilon" in entry and entry["step"] > 0]
         if known:
             points = finite([(0.0, 0.0), *((entry["step"], entry["epsilon"]) for entry in known)])
             series.append(Series(name=training.name, points=points, style=k))
