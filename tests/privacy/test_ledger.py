@@ -571,6 +571,36 @@ def test_a_ledger_that_was_removed_or_replaced_gives_no_answer(account: Account,
         plan.take("sum")
 
 
+def test_a_ledger_stays_the_same_file_wherever_the_program_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("here", "there")]
+    accounts = []
+    for folder in folders:
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        accounts.append(open_account("ledger.db"))
+    copied = [pickle.loads(pickle.dumps(Ledger(name))) for name in ("ledger.db", "sqlite:///ledger.db")]
+    accounts[0].charge(ask()).take("sum")
+    monkeypatch.chdir(tmp_path)
+    accounts[0].charge(ask()).take("sum")
+    for ledger in copied:
+        assert ledger.account_names() == ["clinic"]
+    counted = [open_account(folder / "ledger.db").statement().asked for folder in folders]
+    assert [len(lines) for lines in counted] == [2, 0]
+
+
+def test_an_account_is_not_charged_under_the_number_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    account = open_account(path)
+    path.unlink()
+    other = Ledger(path).account("another", unit="user", adjacency=ADD_REMOVE, budget=BUDGET)
+    for spend in (lambda: account.charge(ask()), lambda: account.plan([ask()]), lambda: account.stamp("note", "x")):
+        with pytest.raises(LedgerError, match="replaced while it was open"):
+            spend()
+    assert not other.statement().asked
+
+
 def test_a_full_disk_gives_no_answer_and_charges_nothing(path: Path) -> None:
     account = open_account(path)
     account.charge(ask(1000.0))

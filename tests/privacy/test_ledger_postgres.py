@@ -277,7 +277,7 @@ def test_a_machine_that_dies_with_the_lock_loses_it(url: str) -> None:
 
     def hang() -> None:
         def work(tx: Any) -> None:
-            tx.lock_account(frozen._id)
+            tx.lock_account(frozen._id, name=frozen.name, created=frozen._created)
             os.kill(os.getpid(), signal.SIGSTOP)
 
         frozen._store.write(work)

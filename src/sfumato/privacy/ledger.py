@@ -73,16 +73,14 @@ class Ledger:
         if user is not None and not 1 <= len(user) <= 200:
             raise InvalidArgument(f"user={user!r} must have 1 to 200 characters: say who spends, or leave it out.")
         self._store = Store(where, timeout=timeout, user=user, make=make)
-        self._where, self._wait = where, wait
+        self._where, self._wait = None if where is None else _lasting(os.fspath(where)), wait
         self._options: dict[str, Any] = {"timeout": timeout, "wait": wait, "user": user, "make": make}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy opens the same file or database; what is in memory alone cannot be copied, or spent twice."""
         if self._where is None:
             raise SfumatoError("A ledger in memory cannot be copied or pickled: give Ledger a path.")
-        where = os.fspath(self._where)
-        absolute = where if "://" in where else os.path.abspath(where)
-        return partial(Ledger, **self._options), (absolute,)
+        return partial(Ledger, **self._options), (self._where,)
 
     @classmethod
     def in_memory(cls) -> Self:
@@ -156,6 +154,14 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _lasting(where: str) -> str:
+    """What names the same ledger from every folder."""
+    from sfumato.privacy.ledger_file import file_of
+
+    on_server = "://" in where and not where.startswith("sqlite://")
+    return where if on_server else str(file_of(where).absolute())
 
 
 def _show(value: object) -> str:

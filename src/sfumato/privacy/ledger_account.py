@@ -47,6 +47,7 @@ class Account:
         self._store, self._wait = store, wait
         self._id: int = row["id"]
         self.name: str = row["name"]
+        self._created: str = row["created"]
         self.unit: str = row["unit"]
         self.adjacency = Adjacency(row["adjacency"])
         self.budget = Budget(row["epsilon"], row["delta"])
@@ -153,7 +154,7 @@ class Account:
         self._known = None
 
         def work(tx: Transaction) -> Row | None:  # check and write are one step: two processes cannot both fit
-            account = tx.lock_account(self._id)
+            account = tx.lock_account(self._id, name=self.name, created=self._created)
             if tx.again and (mine := tx.plan_of(self._id, owner)) is not None:
                 return mine  # the attempt that was cut off had been written
             return self._admit(tx, account, owner, asking, turn)
@@ -262,7 +263,7 @@ class Account:
         owner = secrets.token_hex(16)
 
         def work(tx: Transaction) -> tuple[Row, dict[str, int], int | None]:
-            tx.lock_account(self._id)
+            tx.lock_account(self._id, name=self.name, created=self._created)
             row = tx.lock_plan(self._id, plan)
             if row is None:
                 raise LedgerError(
@@ -296,7 +297,7 @@ class Account:
         self._known = None
 
         def work(tx: Transaction) -> None:
-            account = tx.lock_account(self._id)
+            account = tx.lock_account(self._id, name=self.name, created=self._created)
             if not close:
                 tx.change_plan(plan.id, plan.owner, marks=json.dumps(taken))
                 return
@@ -319,7 +320,7 @@ class Account:
         """Writes a durable warning into every later statement; kind "not-private" makes it say NOT PRIVATE."""
 
         def work(tx: Transaction) -> None:
-            tx.lock_account(self._id)
+            tx.lock_account(self._id, name=self.name, created=self._created)
             tx.add_stamp(self._id, kind, text)
 
         self._store.write(work)

@@ -63,12 +63,13 @@ class Memory(_SQLite):
 
 class File(_SQLite):
     def __init__(self, where: str, *, timeout: float, make: bool) -> None:
-        path, self._timeout = _path(where), timeout
-        self.name = repr(str(path))
-        if not path.parent.is_dir():
+        named, self._timeout = file_of(where), timeout
+        self.name = repr(str(named))
+        if not named.parent.is_dir():
             raise LedgerError(
-                f"Ledger {self.name} needs the folder {str(path.parent)!r}, which is missing: make it first."
+                f"Ledger {self.name} needs the folder {str(named.parent)!r}, which is missing: make it first."
             )
+        path = named.absolute()  # now: a program that changes its folder later still means this file
         if path.is_dir():
             raise LedgerError(f"Ledger {self.name} is a folder: name a file in it.")
         try:
@@ -87,7 +88,7 @@ class File(_SQLite):
 
         def connect() -> sqlite3.Connection:
             # mode=rw: a ledger that was removed while in use must never come back empty.
-            uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+            uri = f"file:{quote(str(path))}?mode=rw"
             connection = sqlite3.connect(uri, uri=True, timeout=self._timeout, isolation_level=None)
             connection.execute("PRAGMA synchronous=EXTRA")
             connection.execute("PRAGMA fullfsync=ON")
@@ -140,7 +141,8 @@ def _make(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _path(where: str) -> Path:
+def file_of(where: str) -> Path:
+    """The file that a path or a URL of SQLite names."""
     if not where.startswith("sqlite://"):
         return Path(where).expanduser()
     database = sa.make_url(where).database

@@ -124,10 +124,10 @@ class Transaction:
     def account(self, name: str) -> Row | None:
         return self._one(sa.select(_accounts).where(_accounts.c.name == name))
 
-    def lock_account(self, account: int) -> Row:
+    def lock_account(self, account: int, *, name: str, created: str) -> Row:
         """The account's row; until the transaction ends, nobody else can lock it."""
         row = self._one(sa.select(_accounts).where(_accounts.c.id == account).with_for_update())
-        if row is None:
+        if row is None or (row["name"], row["created"]) != (name, created):  # ids of another ledger are the same
             raise LedgerError("The account is gone: the ledger was replaced while it was open; open it again.")
         return row
 
