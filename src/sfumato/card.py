@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from sfumato.privacy.budget import at_most
 from sfumato.run import Run
 
 _HIDDEN = ("step", "epsilon")
@@ -49,7 +49,7 @@ def _title(promise: Mapping[str, Any]) -> str:
 def _privacy(promise: Mapping[str, Any]) -> str:
     budget = promise["budget"]
     facts = {
-        "epsilon": f"{math.ceil(promise['epsilon'] * 1e4) / 1e4:g}",  # never less than was spent
+        "epsilon": at_most(promise["epsilon"]),
         "delta": promise["delta"],
         "whom it protects": f"one {promise['unit']}",
         "neighbouring datasets": promise["adjacency"],

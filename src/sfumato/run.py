@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from sfumato.ensembles import Iterates
 from sfumato.errors import InvalidArgument
+from sfumato.privacy.budget import at_most
 
 _SCORES = ("test_chosen_accuracy", "test_accuracy", "test_loss", "public_accuracy", "public_loss")
 
@@ -53,7 +53,7 @@ class Run:
         if "method" in self.config:
             shown["method"] = repr(" on ".join(_stack(self.config["method"], self.config.get("method_options", {}))))
         if "epsilon" in self.statement:
-            shown["epsilon"] = f"{math.ceil(self.statement['epsilon'] * 1e4) / 1e4:g}"  # never less than was spent
+            shown["epsilon"] = at_most(self.statement["epsilon"])
             shown["delta"] = f"{self.statement['delta']:g}"
             if not self.statement.get("private", True):
                 shown["private"] = False

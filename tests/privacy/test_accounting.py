@@ -20,9 +20,11 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
-from sfumato.errors import InvalidArgument, UnsupportedAccounting
+from sfumato.errors import BudgetExceeded, InvalidArgument, UnsupportedAccounting
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import Accountant, event, renyi, renyi_budget, renyi_to_epsilon
+from sfumato.privacy.budget import Budget
+from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanisms import (
     Adjacency,
     DiscreteGaussian,
@@ -639,3 +641,23 @@ def test_impossible_epsilon(epsilon: float) -> None:
 def test_impossible_order(order: float) -> None:
     with pytest.raises(InvalidArgument, match="orders="):
         renyi([ask(Gaussian(1.0))], [2.0, order], AR)
+
+
+@pytest.mark.parametrize("scale", [1e-31, 1e-160, 1e-200, 0.0, -1.0, 1e31, math.inf, math.nan])
+def test_noise_beyond_what_accountants_compute_is_refused(scale: float) -> None:
+    with pytest.raises(InvalidArgument, match="noise="):
+        Gaussian(scale)
+
+
+def test_what_is_not_a_number_is_not_free() -> None:
+    assert accounting.renyi_to_epsilon(math.nan, 2.0, 1e-5) == math.inf
+    assert accounting.renyi_to_epsilon(math.inf, 2.0, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_next_to_no_noise_costs_more_than_anyone_has(adjacency: Adjacency) -> None:
+    sampler = FixedSize(size=1000, batch_size=100) if adjacency is Adjacency.REPLACE_ONE else FullBatch(size=1000)
+    asked = Mechanism(question="sum", noise=Gaussian(1e-30), sampler=sampler, times=5)
+    account = Ledger.in_memory().account("clinic", unit="example", adjacency=adjacency, budget=Budget(1.0, 1e-5))
+    with pytest.raises(BudgetExceeded):
+        account.plan([asked])

@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson
 from sfumato.privacy import accounting
-from sfumato.privacy.budget import Budget
+from sfumato.privacy.budget import Budget, at_most
 from sfumato.privacy.ledger import Account, Ledger
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from sfumato.privacy.statement import NOT_PRIVATE
@@ -29,6 +29,21 @@ def test_nothing_asked() -> None:
     assert said.to_json()["epsilon"] == 0
     assert said.to_json()["left"] == 2.0
     assert "Nothing has been asked" in said.to_text()
+
+
+def test_much_noise_is_not_the_same_as_nothing_asked() -> None:
+    clinic = account()
+    with clinic.plan([Mechanism(question="sum", noise=Gaussian(1e5), sampler=FullBatch(size=48_000))]) as plan:
+        plan.take("sum")
+    said = clinic.statement()
+    assert said.epsilon == 0
+    assert "Nothing has been asked" not in said.to_text()
+    assert "at most 1 times as likely" in said.to_text()
+
+
+def test_a_promise_is_not_rounded_down() -> None:
+    assert at_most(1.00001) == "1.001"
+    assert float(at_most(0.16231)) >= 0.16231
 
 
 def test_a_plan_is_stated_in_full_even_if_it_ended_early(tmp_path: Path) -> None:
@@ -80,7 +95,7 @@ def test_the_words_name_person_numbers_questions_and_limits() -> None:
         "'clinic'",
         "one person, with all of that person's records,",
         "is in the dataset or not",
-        f"epsilon = {epsilon:.4g}",
+        f"epsilon = {at_most(epsilon)}",
         "delta = 1e-05",
         "also if it ended early",
         "1 of 1 planned answers",

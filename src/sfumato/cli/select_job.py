@@ -35,12 +35,12 @@ from sfumato.cli.select_model import (
     weights_sha256,
 )
 from sfumato.cli.select_pool import Pool, check_within, pictures, read_pool
-from sfumato.cli.select_statement import at_most, check_size, statement_about, with_latest
+from sfumato.cli.select_statement import check_size, statement_about, with_latest
 from sfumato.data.arrays import Array
 from sfumato.data.tables import Scaling, layout, read_table
 from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.objective import Objective, cross_entropy
-from sfumato.privacy.budget import Budget
+from sfumato.privacy.budget import Budget, at_most
 from sfumato.privacy.ledger_plan import Plan
 from sfumato.private import Private
 from sfumato.public import Public

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_CEILING, Context
 from typing import Any
 
 from sfumato.errors import InvalidArgument
@@ -78,12 +77,3 @@ def _counts(line: Facts) -> bool:
 def _identity(line: Facts) -> str:
     """Of what was planned; how many answers were taken may have been written later."""
     return json.dumps([line.get(key) for key in ("created", "resume_key", "question", "noise")], sort_keys=True)
-
-
-def at_most(epsilon: float) -> str:
-    """Four digits, and never less than the number.
-
-    >>> at_most(1.00001), at_most(0.5), at_most(2.0)
-    ('1.001', '0.5', '2')
-    """
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon)):.4g}"

@@ -22,6 +22,7 @@ from sfumato.cli.sections import ModelSection
 from sfumato.data.preprocessing import PREPROCESSING, Preprocessing
 from sfumato.ensembles import evaluating
 from sfumato.errors import InvalidArgument
+from sfumato.privacy.budget import at_most
 from sfumato.reading import read
 from sfumato.run import Run
 
@@ -43,7 +44,7 @@ class Trained:
         """In one line: the weights are in `module`."""
         shown = f"name={self.run.config['name']!r}, kind={self.kind!r}"
         if "epsilon" in self.run.statement:  # a statement about several datasets has one for each
-            shown += f", epsilon={math.ceil(self.run.statement['epsilon'] * 1e4) / 1e4:g}"  # never less than was spent
+            shown += f", epsilon={at_most(self.run.statement['epsilon'])}"
         return f"Trained({shown}{'' if self.run.statement.get('private', True) else ', private=False'})"
 
     def rows(self, data: str | os.PathLike[str] | npt.ArrayLike) -> Tensor:

@@ -201,7 +201,8 @@ def renyi(mechanisms: Sequence[Mechanism], orders: Sequence[float], adjacency: A
 
 def renyi_to_epsilon(rdp: float, order: float, delta: float) -> float:
     """The epsilon at `delta` of a Rényi divergence `rdp` at one order: Proposition 12 of Canonne et al. (2020)."""
-    return float(max(0.0, rdp + _conversion(order, delta)))
+    epsilon = rdp + _conversion(order, delta)
+    return math.inf if math.isnan(epsilon) else max(0.0, float(epsilon))  # what is not known is not free
 
 
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
@@ -309,6 +310,8 @@ def _coarse_to_fine(
     """`value` on ever finer grids until it settles. Every grid gives an upper bound, so stopping early is sound."""
     one, whole = (sum(spans) for spans in zip((0.0, 0.0), *(_spans(m, adjacency) for m in plan), strict=True))
     affordable = max(one / 2e4, whole / 1e5)
+    if affordable > 700:  # exp(grid) would be no number; nothing is left of a promise long before
+        return math.inf
     grid, order = max(0.04, affordable), 2
     if stated := [m.noise.epsilon for m in plan if isinstance(m.noise, SealedGaussian)]:
         # A stated epsilon that lies on the grid is not rounded: halving is exact. One far below all else would take a
@@ -350,10 +353,6 @@ def _renyi(plan: tuple[Mechanism, ...], order: float, adjacency: Adjacency) -> f
     return math.fsum(m.times * _renyi_once(replace(m, times=1), order, adjacency) for m in plan)
 
 
-def _silent(record: logging.LogRecord) -> bool:
-    return False
-
-
 @lru_cache(maxsize=4096)
 def _renyi_once(mechanism: Mechanism, order: float, adjacency: Adjacency) -> float:
     from dp_accounting import rdp
@@ -373,9 +372,11 @@ def _renyi_once(mechanism: Mechanism, order: float, adjacency: Adjacency) -> flo
     dp_event, relation = event(mechanism, adjacency, Accountant.RDP)
     accountant = rdp.RdpAccountant([order], relation)
     logger = logging.getLogger("absl")  # where it reports a series that does not converge, which is dealt with below
-    logger.addFilter(_silent)
-    accountant.compose(dp_event)
-    logger.removeFilter(_silent)
+    was, logger.disabled = logger.disabled, True
+    try:
+        accountant.compose(dp_event)
+    finally:
+        logger.disabled = was
     value = float(accountant.rdp[0])
     if isinstance(mechanism.sampler, FullBatch):
         return value  # closed form

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 from sfumato.errors import InvalidArgument
 
@@ -26,3 +27,14 @@ class Budget:
             raise InvalidArgument(
                 f"delta={self.delta} must lie strictly between 0 and 1: choose it well below 1 / the number of people."
             )
+
+
+def at_most(epsilon: float, digits: int = 4) -> str:
+    """In so many digits, and never less than the number: a promise is not rounded down.
+
+    >>> at_most(1.00001), at_most(0.5), at_most(2.0), at_most(12345.6)
+    ('1.001', '0.5', '2', '12350')
+    """
+    if not math.isfinite(epsilon):
+        return str(epsilon)
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(epsilon))).normalize():f}"

@@ -109,7 +109,7 @@ class Account:
 
     def _whole(self, mechanisms: Sequence[Mechanism]) -> accounting.Cost:
         cost = accounting.epsilon(mechanisms, delta=self.budget.delta, adjacency=self.adjacency)
-        if cost.epsilon > self.budget.epsilon:
+        if not cost.epsilon <= self.budget.epsilon:
             raise BudgetExceeded(
                 f"The plan costs epsilon={cost.epsilon:.4g} and the budget of account {self.name!r} is "
                 f"epsilon={self.budget.epsilon:g} at delta={self.budget.delta:g}: raise the noise or lower times."

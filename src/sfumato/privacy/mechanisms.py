@@ -16,6 +16,8 @@ from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
 from sfumato.errors import InvalidArgument
 from sfumato.privacy.repetitions import Repetitions
 
+_LEAST, _MOST = 1e-30, 1e30  # beyond, accountants divide infinities
+
 
 class Adjacency(StrEnum):
     """Which datasets count as neighbours: one unit more or less, or one unit exchanged for another."""
@@ -31,9 +33,10 @@ class Noise:
     scale: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
+        if not _LEAST <= self.scale <= _MOST:
             raise InvalidArgument(
-                f"noise={self.scale} must be a positive, finite number: noise is what makes it private."
+                f"noise={self.scale} must lie between {_LEAST:g} and {_MOST:g}, times the question's unit: noise is "
+                "what makes it private."
             )
 
 

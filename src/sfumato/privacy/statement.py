@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sfumato.data.samplers import FixedSize, Poisson
-from sfumato.privacy.budget import Budget
+from sfumato.privacy.budget import Budget, at_most
 from sfumato.privacy.mechanisms import Adjacency, BestOf, Mechanism, SealedGaussian
 
 NOT_PRIVATE = "not-private"
-_WEAK = 8.0  # from here on even odds can become 3,000 to one
 """The kind of stamp that voids a statement: noise from a known seed, say."""
+_WEAK = 8.0  # from here on even odds can become 3,000 to one
 
 NOT_COVERED = (
     "Questions asked outside this ledger: trial runs, hyper-parameter search, plots or statistics of the private data.",
@@ -145,7 +145,7 @@ class Statement:
     def _promise(self) -> str:
         if not self.private:
             return "There is no promise: see the warning. The figures below describe what was asked, not a protection."
-        if self.epsilon == 0:
+        if self.epsilon == 0 and not any(line.answers for line in self.asked):
             return "Nothing has been asked of this dataset, so nothing has been learned about anyone in it."
         whom = "one person, with all of that person's records," if self.unit == "user" else "one record"
         change = "is in the dataset or not" if self.adjacency is Adjacency.ADD_REMOVE else "is exchanged for any other"
@@ -160,12 +160,12 @@ class Statement:
             f"matter of even odds which of the two was used, the results can move that belief to {sure} % at most."
         )
         if self.epsilon > _WEAK:
-            text += f" An epsilon of {self.epsilon:.4g} is a weak promise: by itself it rules out little."
+            text += f" An epsilon of {at_most(self.epsilon)} is a weak promise: by itself it rules out little."
         return text
 
     def _numbers(self) -> str:
         text = (
-            f"The numbers. (epsilon, delta)-differential privacy with epsilon = {self.epsilon:.4g} and "
+            f"The numbers. (epsilon, delta)-differential privacy with epsilon = {at_most(self.epsilon)} and "
             f"delta = {self.budget.delta:g}; unit of privacy: {self.unit}; neighbouring datasets: {self.adjacency}; "
             f"composition: {self.composition}; accountant: {self.accountant}. The budget of the dataset is "
             f"epsilon = {self.budget.epsilon:g} at delta = {self.budget.delta:g}, "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import ROUND_CEILING, Context
 from typing import Any
 
+from sfumato.privacy import budget
 from sfumato.report.figures import Value
 from sfumato.report.markup import Markup, tag
 
@@ -34,14 +33,14 @@ def plain(value: Any) -> str:
 
 
 def at_most(epsilon: Any) -> Any:
-    """Five digits, and never less than the number: a promise is not rounded down.
+    """Five digits, and never less than the number; a run may have none.
 
     >>> at_most(2.000010001), at_most(5.2), at_most(None)
     ('2.0001', '5.2', None)
     """
-    if not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
-        return None if epsilon is None else str(epsilon)
-    return f"{Context(prec=5, rounding=ROUND_CEILING).create_decimal(repr(float(epsilon))).normalize():f}"
+    if isinstance(epsilon, int | float):
+        return budget.at_most(epsilon, digits=5)
+    return None if epsilon is None else str(epsilon)
 
 
 def in_words(value: Any) -> str:
