@@ -353,7 +353,7 @@ def test_errors_do_not_quote_private_rows(where: int) -> None:
             private.ask(gradient(private), noise=50.0, sampler=private.everyone())
         assert "12" not in str(caught.value)
         assert caught.value.__cause__ is None
-        assert caught.value.__suppress_context__
+        assert caught.value.__context__ is None
     shown = door((rows(200), torch.tensor(labels)), objective=private.objective, seed=SEED)
     with pytest.raises(IndexError, match="12"):
         shown.ask(gradient(shown), noise=50.0, sampler=shown.everyone())

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -34,9 +34,11 @@ from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from sfumato.privacy.statement import NOT_PRIVATE, Statement
 from sfumato.questions import Exact, Question, Sealed
 from sfumato.sampled import Sampled, group_by_user
+from sfumato.traces import no_traces
 
 _PART_BYTES, _CACHE_BYTES = 256 << 20, 2 << 20  # of gathered rows at a time, for models and for all other questions
 _SHOWN = 64  # units that questions are checked with
+_T = TypeVar("_T")
 
 
 class Planned(NamedTuple):
@@ -133,7 +135,7 @@ class Private:
             )
         if budget is not None:
             _check_delta(budget, size)
-        self.name, self.size, self.unit, self.adjacency = name, size, unit, adjacency
+        self.name, self.size, self.unit, self.adjacency = name, int(size), unit, adjacency
         self.objective = objective
         self.performance = performance or Performance()
         self._reduction: Literal["mean", "sum"] = reduction
@@ -226,13 +228,8 @@ class Private:
             mechanism = self.account.charge(one).take(question.kind())
         # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
         if isinstance(question, Sealed):
-            with self._inside(), self._own_randomness(question):
-                return question.run(self._drawn(mechanism), self._sealed(question, mechanism))
-        law = {"unit": question.unit, "noise": mechanism.noise, "symmetric": question.symmetric}
-        with self._inside():
-            exact = self.processes.agree(partial(self._exact, question, mechanism), said=form_of)
-            noised = partial(privatize, source=self._noise, **law)
-            noisy = self.processes.answer(exact, noised, discrete=question.discrete)
+            return self._inside(partial(self._answer_sealed, question, mechanism))
+        noisy = self._inside(partial(self._noisy, question, mechanism))
         return question.release(noisy, mechanism.sampler.expected)
 
     def close(self) -> None:
@@ -275,34 +272,51 @@ class Private:
         drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
         return self._sample(drawn, expected=mechanism.sampler.expected / self.processes.count)
 
+    def _noisy(self, question: Question, mechanism: Mechanism) -> Any:
+        local = partial(self._inside, partial(self._exact, question, mechanism))
+        exact = self.processes.agree(local, said=form_of)
+        law = {"unit": question.unit, "noise": mechanism.noise, "symmetric": question.symmetric}
+        noised = partial(privatize, source=self._noise, **law)
+        return self.processes.answer(exact, noised, discrete=question.discrete)
+
     def _exact(self, question: Question, mechanism: Mechanism) -> Exact:
-        with self._inside(), self._own_randomness(question):
+        with self._no_traces(), self._own_randomness(question):
             return question.exact(self._drawn(mechanism))
+
+    def _answer_sealed(self, question: Sealed, mechanism: Mechanism) -> Any:
+        with self._no_traces(), self._own_randomness(question):
+            return question.run(self._drawn(mechanism), self._sealed(question, mechanism))
+
+    def _no_traces(self) -> AbstractContextManager[None]:
+        """What private rows leave in modules, or would say on the screen. With a known seed all may be said."""
+        own = () if self.objective is None else self.objective.module.modules()  # their buffers are lent as copies
+        return no_traces(known=tuple(own), silent=self._noise.private)
 
     def _own_randomness(self, question: Any) -> AbstractContextManager[None]:
         """What private rows draw from the global generators comes from a secret seed, and leaves no trace in them."""
         draws = getattr(question, "draws", True)
         return own_generators(int(self._noise.sampling.integers(2**63))) if draws else nullcontext()
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def _inside(self, work: Callable[[], _T]) -> _T:
         """Keeps the text of errors of code that sees private rows: it may quote a row, or count a batch."""
         try:
-            yield
+            return work()
         except SfumatoError:
             raise
         except torch.OutOfMemoryError:  # whose text counts a batch
-            raise SfumatoError(
+            text = (
                 "The device ran out of memory while a question was answered, which stays charged: lower "
                 "performance=Performance(micro_batch=...) or free the device, then go on from the checkpoint."
-            ) from None
+            )
         except Exception as error:
             if not self._noise.private:
                 raise
-            raise SfumatoError(
+            text = (
                 f"The question failed inside the door with {type(error).__name__}, whose text may quote private rows: "
                 f"{self._on_made_up_rows()}"
-            ) from None
+            )
+        # Out here nothing is being handled: else that error, with rows in its frames, would become this one's context.
+        raise SfumatoError(text)
 
     def _on_made_up_rows(self) -> str:
         """What the objective says of made-up rows of the data's types and row shapes, which may be quoted.
@@ -369,10 +383,14 @@ class Private:
     def _check(self, question: Question | Sealed) -> None:
         if not isinstance(question, Question | Sealed):
             raise InvalidArgument(f"question={question!r} must be a question, such as GradientMean(params, Clip(1.0)).")
-        with self._inside(), own_generators() if getattr(question, "draws", True) else nullcontext():
-            question.check(self._sample(self._some, shown=self._rows_to_check_with()))
+        self._inside(partial(self._check_rows, question))
         if not (np.isfinite(question.unit) and question.unit > 0):
             raise InvalidArgument(f"unit={question.unit} must be positive and finite: bound what one unit contributes.")
+
+    def _check_rows(self, question: Question | Sealed) -> None:
+        randomness = own_generators() if getattr(question, "draws", True) else nullcontext()
+        with self._no_traces(), randomness:
+            question.check(self._sample(self._some, shown=self._rows_to_check_with()))
 
     def _check_planned(self, question: Question | Sealed, plan: Plan) -> None:
         """Refuse a question that only shares its name with the one that was planned."""
@@ -392,10 +410,15 @@ class Private:
         return min(limit, self.performance.load_rows) if isinstance(self._source, DatasetSource) else limit
 
     def _rows_to_check_with(self) -> Batch | None:
-        """Some rows from all over the data, since its first ones are often of one class; kept for later checks."""
+        """Some rows from all over the data, since its first ones are often of one class; kept for later checks.
+
+        Where there is nobody, made-up ones: a refusal must not tell an empty dataset from another.
+        """
         if self._shown is None and self._present:
             rows = self._some if self._groups is None else np.concatenate([self._groups[u][:1] for u in self._some])
             self._shown = self._source.gather(rows)
+        elif self._shown is None and isinstance(self._source, TensorSource):
+            self._shown = self._source.made_up(_SHOWN)
         return self._shown
 
     def __repr__(self) -> str:

@@ -189,14 +189,14 @@ class _OfRows(Question):
             check_row_map(self.row_map, rows)
 
     def _values(self, batch: Batch) -> Tensor:
-        """What the map gives, (rows,) or (rows, values), of the width and kind that this question needs."""
+        """What the map gives, (rows,) or (rows, values). How wide it is instead is not said: rows may decide that."""
         values = self.row_map(batch)
         rows = len(tree_flatten(batch)[0][0])
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != rows or values.is_complex():
             raise InvalidArgument("row_map must return a tensor of real numbers with one row of values per row.")
         width = 1 if values.ndim == 1 else values.shape[1]
         if width != self._width:
-            raise InvalidArgument(f"row_map returned {width} values per row instead of {self._width}.")
+            raise InvalidArgument(f"row_map must return {self._width} value(s) per row, whatever the rows hold.")
         return values.detach()
 
     @property
@@ -230,7 +230,7 @@ class NoisyMean(_OfRows):
     width: int = 1
 
     def __post_init__(self) -> None:
-        _check_bound(self.bound)
+        object.__setattr__(self, "bound", _checked_bound(self.bound))
 
     @property
     def unit(self) -> float:
@@ -261,7 +261,7 @@ class Gram(_OfRows):
     symmetric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_bound(self.bound)
+        object.__setattr__(self, "bound", _checked_bound(self.bound))
 
     @property
     def unit(self) -> float:
@@ -341,7 +341,7 @@ class NoisyArgmin(_OfRows):
     loss_bound: float
 
     def __post_init__(self) -> None:
-        _check_bound(self.loss_bound)
+        object.__setattr__(self, "loss_bound", _checked_bound(self.loss_bound))
         if self.candidates < 2:
             raise InvalidArgument(f"candidates={self.candidates} must be at least 2: there is nothing to choose.")
 
@@ -369,9 +369,10 @@ class NoisyArgmin(_OfRows):
         return int(noisy.argmin())
 
 
-def _check_bound(bound: float) -> None:
-    if not 1e-100 < bound < 1e100:  # far inside float64, whose squares must neither vanish nor overflow
+def _checked_bound(bound: float) -> float:
+    if not 1e-100 < float(bound) < 1e100:  # far inside float64, whose squares must neither vanish nor overflow
         raise InvalidArgument(f"bound={bound} must be positive and finite: it is what one row can contribute.")
+    return float(bound)  # noise is computed from it exactly
 
 
 # ------------------------------------------------------------------------------------------------ several at once
@@ -401,7 +402,7 @@ class Joint(Question):
     def check(self, sample: Sample) -> None:
         for part in self.parts:
             part.check(sample)
-            _check_bound(part.unit)
+            _checked_bound(part.unit)
 
     def exact(self, sample: Sample) -> Exact:
         joint: dict[str, Tensor] = {}

@@ -43,6 +43,7 @@ class Clip:
     def __post_init__(self) -> None:
         if not self.norm > 0:  # also catches NaN; infinity is allowed here and refused by the door
             raise InvalidArgument(f"clip norm={self.norm} must be positive: it bounds what one unit can contribute.")
+        object.__setattr__(self, "norm", float(self.norm))  # noise is computed from it exactly
         if self.stability is not None and not 0 < self.stability < math.inf:
             raise InvalidArgument(
                 f"stability={self.stability} must be positive and finite, or None to clip: it is what keeps short "

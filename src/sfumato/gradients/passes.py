@@ -62,11 +62,11 @@ def rows_of(batch: Batch) -> int:
 
 
 def check_losses(losses: Tensor, rows: int) -> None:
-    """One value per example. `rows` is shown, so it must be public: the probe's, not a sampled batch's."""
+    """One value per example. What shape it has is not said: it may be what the rows hold."""
     if losses.shape != (rows,):
         raise InvalidArgument(
-            f"loss returned shape {tuple(losses.shape)} for {rows} examples: return one value per example, for "
-            "instance with reduction='none'."
+            f"loss returned a tensor of {losses.ndim} dimension(s) that is not one value per example: use "
+            "reduction='none', and reduce what belongs to one example."
         )
 
 
