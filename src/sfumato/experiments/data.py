@@ -57,7 +57,8 @@ def load_rows(data: Data, device: torch.device) -> Rows:
         private = private[torch.from_numpy(np.sort(kept))]
     if images.train[0].ndim == 2:  # a table, as features are
         mean = images.train[0][public].mean(0)
-        train, tested = ((prepared(rows, mean), labels) for rows, labels in (images.train, images.test))
+        parts = (images.train, images.test)
+        train, tested = ((prepared(rows, mean, data.row_length), labels) for rows, labels in parts)
         images = Images(train=train, test=tested)
     (x, y), private_rows = _take(images.train, public), _take(images.train, private)
     if data.shuffled_labels:

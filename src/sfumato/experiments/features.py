@@ -48,8 +48,8 @@ def _computed(resolution: int) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
-def prepared(rows: Tensor, public_mean: Tensor) -> Tensor:
-    """Centred by what is public, and each row of length 1: row by row, with nothing from private rows."""
+def prepared(rows: Tensor, public_mean: Tensor, length: float = 1.0) -> Tensor:
+    """Centred by what is public, and each row of that length: row by row, with nothing from private rows."""
     centred = rows - public_mean
     lengths: Tensor = centred.norm(dim=1, keepdim=True)
-    return centred / lengths.clamp_min(1e-12)
+    return centred * (length / lengths.clamp_min(1e-12))

@@ -49,6 +49,7 @@ class Data:
     synthetic: bool = False  # rows generated from the public ones join them, see `Synthesis`
     pollution: int = 0  # so many rows of another kind join the public ones, with labels that mean nothing here
     resolution: int | None = None  # at which a pretrained network saw the images, for cifar10-features
+    row_length: float = 1.0  # of every row of a table
 
 
 @dataclass(frozen=True, kw_only=True)
