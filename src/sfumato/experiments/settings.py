@@ -245,6 +245,8 @@ class Settings:
         """Short and the same wherever the settings are; for names of files."""
         plain = self.to_json()
         # Without what came later and is not used: work in progress keeps its name.
+        if self.data.row_length == 1.0:
+            del plain["data"]["row_length"]
         return digest({name: value for name, value in plain.items() if value is not None or name not in _LATER})
 
 
