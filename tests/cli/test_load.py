@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import sfumato as library
+from sfumato.data.tables import layout, read_table
 from sfumato.errors import InvalidArgument
 from tests.cli.conftest import edit
 from tests.cli.test_init import NAMES, write_people
@@ -264,7 +265,7 @@ def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
         else:  # as Dataset.save_to_disk of Hugging Face writes it
             folder = config.parent / role
             folder.mkdir()
-            (folder / "state.json").write_text("{}")
+            (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
             with arrow.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as file:
                 file.write_table(table)
             edit(config, f"{role}.csv", role)
@@ -277,6 +278,40 @@ def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
     model = library.load(told["out"])
     file = config.parent / ("test.parquet" if kind == "parquet" else "test")
     assert (model.predict(file) == features(config.parent / "test.csv")[1]).mean() == told["metrics"]["test_accuracy"]
+
+
+def test_copies_that_a_cache_keeps_of_the_rows_are_not_rows(tmp_path: Path) -> None:
+    """`datasets` writes what map and sort give beside the data: with them everyone would be there twice."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = arrow.table({"a": [1.0, 2.0, 3.0], "kind": [0, 1, 1]})
+    for name in ("data-00000-of-00001.arrow", "cache-7d3edaa06fc7e9d9.arrow"):
+        with arrow.ipc.new_stream(str(tmp_path / name), table.schema) as file:
+            file.write_table(table)
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    found = read_table(layout(tmp_path, "private", label="kind"), label="kind")
+    assert found.features.tolist() == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("{}", "does not name the files of its rows"),
+        ("[]", "does not name the files of its rows"),
+        ('{"_data_files": []}', "does not name the files of its rows"),
+        ('{"_data_files": [{"filename": "../other/data.arrow"}]}', "in this folder"),
+        ('{"_data_files": [{"filename": "data.arrow"}, {"filename": "data.arrow"}]}', "each once"),
+        (
+            '{"_data_files": [{"filename": "data.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}',
+            "flatten_indices",
+        ),
+        ("no json", "cannot be read as a dataset"),
+    ],
+)
+def test_a_dataset_that_does_not_say_which_files_are_its_rows_is_refused(tmp_path: Path, state: str, said: str) -> None:
+    (tmp_path / "state.json").write_text(state)
+    (tmp_path / "data.arrow").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match=said):
+        layout(tmp_path, "private", label="kind")
 
 
 def test_without_pyarrow_one_sentence_says_so(sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,8 +333,6 @@ def test_without_timm_one_sentence_says_so(sfumato: Sfumato, config: Path, monke
 
 def test_a_class_that_no_private_image_has_is_not_told(tmp_path: Path) -> None:
     from PIL import Image
-
-    from sfumato.data.tables import layout, read_table
 
     (tmp_path / "dark").mkdir()
     Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / "dark" / "0.png")
