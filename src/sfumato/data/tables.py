@@ -62,7 +62,7 @@ def layout(
     if path.is_dir() and not cells.is_dataset(path):
         return Layout(path, role, class_folders.shape(path, role))
     if _is_npz(path, role):
-        names = _npz_names(path, role, users)
+        names = npz_names(path, role, users)
         return Layout(path, role, _npz_shape(path, role, names[0])[1:])
     if label is None:
         raise InvalidArgument(f"label is missing: name the column of {role}={str(path)!r} that is to be predicted.")
@@ -113,7 +113,7 @@ def match(other: Layout, private: Layout) -> None:
 def _same_rows(other: Layout, private: Layout) -> bool:
     if not other.path.samefile(private.path):  # also through links, hard ones too
         return False
-    return other.path.suffix != ".npz" or _npz_names(other.path, other.role, None) == _npz_names(
+    return other.path.suffix != ".npz" or npz_names(other.path, other.role, None) == npz_names(
         private.path, private.role, None
     )
 
@@ -269,7 +269,7 @@ def _is_npz(path: Path, role: Role) -> bool:
     return path.suffix == ".npz"
 
 
-def _npz_names(path: Path, role: Role, users: str | None) -> tuple[str, str]:
+def npz_names(path: Path, role: Role, users: str | None) -> tuple[str, str]:
     """The arrays of features and labels: X and y, or x_train and y_train (private), x_public, x_test, ..."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -300,7 +300,7 @@ def _npz_shape(path: Path, role: Role, name: str) -> tuple[int, ...]:
 
 def _read_npz(table: Layout, users: str | None) -> Table:
     path, role = table.path, table.role
-    x, y = _npz_names(path, role, users)
+    x, y = npz_names(path, role, users)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             features, labels = arrays[x], arrays[y]
