@@ -113,7 +113,7 @@ class Private:
         if records_per_user < 1:
             raise InvalidArgument(f"records_per_user={records_per_user} must be at least 1.")
         source = as_source(data)
-        groups = None if users is None else group_by_user(np.asanyarray(users), len(source), records_per_user)
+        groups = None if users is None else group_by_user(users, len(source), records_per_user)
         present = len(source) if groups is None else len(groups)
         self.processes = processes or ALONE
         exactly = self.processes.total(present) if adjacency is Adjacency.REPLACE_ONE else 0

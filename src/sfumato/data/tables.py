@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sfumato.data import cells, class_folders
 from sfumato.data.encoding import Encoding, word
+from sfumato.data.user_ids import is_missing
 from sfumato.errors import InvalidArgument
 from sfumato.reading import suggestion
 
@@ -216,7 +217,7 @@ def _read_cells(
         features.append(np.hstack([_numbers(table, name, columns[name], line) for name in wanted]))
         labels.append(_labels(table, label, columns[label], classes, line))
         if users in columns:
-            people += [str(cell) for cell in columns[users]]
+            people += _people(table, str(users), columns[users])
         line += len(chunk)
     if not features:
         raise InvalidArgument(f"{role}={str(path)!r} has no rows{'' if code.columns else ' below its header'}.")
@@ -251,6 +252,16 @@ def _labels(table: Layout, name: str, found: Sequence[Any], classes: Sequence[st
         where = f"{table.role}={str(table.path)!r}: column {name!r}"
         raise InvalidArgument(f"{where} has {said}{_line(table.role, line + bad)}: {remedy}")
     return np.array([float(cell) if classes is None else number_of[word(cell)] for cell in found], dtype=np.float64)
+
+
+def _people(table: Layout, name: str, found: Sequence[Any]) -> list[str]:
+    ids = [word(cell) for cell in found]
+    if any(user in table.encoding.missing or is_missing(user) for user in ids):
+        raise InvalidArgument(
+            f"{table.role}={str(table.path)!r}: column {name!r} has a row without a user id: give every row one, since "
+            "nobody is protected without it."
+        )
+    return ids
 
 
 def _line(role: Role, line: int) -> str:
