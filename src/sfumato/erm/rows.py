@@ -18,6 +18,7 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 from torch import Tensor
 
+from sfumato.data.sources import share_memory
 from sfumato.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
@@ -28,6 +29,16 @@ class Rows(NamedTuple):
 
     X: Tensor
     y: Tensor
+
+
+def check_apart(X: Any, X_public: Any) -> None:
+    """Raise if public rows are private ones in the same memory, as they were given: a conversion makes a copy."""
+    own, others = (np.asarray(table.data if issparse(table) else table) for table in (X, X_public))  # type: ignore[attr-defined]
+    if X_public is X or share_memory(own, others):
+        raise InvalidArgument(
+            "X_public is X, or a part of it: only what everybody may see is public, so split such rows off, and leave "
+            "them out of X."
+        )
 
 
 def features(X: Any, what: str) -> Array:
