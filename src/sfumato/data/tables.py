@@ -91,7 +91,7 @@ def match(other: Layout, private: Layout) -> None:
 
     And raise if it is the private one: whatever is computed of public and test rows is not protected.
     """
-    if other.role != "private" and _same_rows(other, private):
+    if other.role != "private" and same_rows(other.path, other.role, private.path):
         raise InvalidArgument(
             f"{other.role}={str(other.path)!r} holds the private rows themselves: give rows of other people."
         )
@@ -111,12 +111,13 @@ def match(other: Layout, private: Layout) -> None:
         )
 
 
-def _same_rows(other: Layout, private: Layout) -> bool:
-    if not other.path.samefile(private.path):  # also through links, hard ones too
+def same_rows(path: Path, role: Role, private: Path) -> bool:
+    """Whether what is read of a file in this role is private, by its place, also through links, hard ones too."""
+    if not path.samefile(private):
         return False
-    return other.path.suffix != ".npz" or npz_names(other.path, other.role, None) == npz_names(
-        private.path, private.role, None
-    )
+    if path.suffix != ".npz":
+        return True
+    return npz_names(path, role, None) == npz_names(private, "private", None)  # one file may hold both
 
 
 def read_table(
