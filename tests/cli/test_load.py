@@ -248,6 +248,52 @@ def test_folders_of_images(sfumato: Sfumato, config: Path) -> None:
     assert "broken" not in refused.err  # the name of a private file may be a person's
 
 
+def folders_of_colour(config: Path, *roles: str) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for role in roles:
+        for kind in ("cat", "dog"):
+            (config.parent / role / kind).mkdir(parents=True)
+            for k in range(6):
+                pixels = rng.integers(0, 255, (6, 6, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(config.parent / role / kind / f"m{k}.png")
+    for role in ("private", "public", "test"):
+        edit(config, f'{role} = "{role}.csv"', f'{role} = "{role}"' if role in roles else "")
+    edit(config, 'label = "kind"\n', 'classes = ["cat", "dog"]\n')
+    edit(config, "range = [-1, 3]", "range = [0, 255]")
+    edit(config, "size = 300", "size = 12")
+    edit(config, "batch_size = 100", "batch_size = 6")
+    edit(config, "outputs = 3", "outputs = 2")
+
+
+@pytest.mark.parametrize("roles", [["private"], ["private", "public"], ["private", "test"]], ids="-".join)
+def test_one_private_image_decides_nothing_for_the_others(sfumato: Sfumato, config: Path, roles: list[str]) -> None:
+    """A grey one, or a small one, the first by its name: the model keeps its shape, and all others their colours."""
+    from PIL import Image
+
+    folders_of_colour(config, *roles)
+    first = config.parent / "private" / "cat" / "a.png"
+    Image.fromarray(np.zeros((6, 6), dtype=np.uint8)).save(first)
+    if roles == ["private"]:
+        refused = sfumato("train", config)
+        assert refused.status == 2
+        assert "[model] shape is missing" in refused.err
+        edit(config, "outputs = 2", "outputs = 2\nshape = [3, 6, 6]")
+    told = trained(sfumato, config)
+    weights = load_file(Path(told["out"]) / "weights.safetensors")
+    assert {tensor.shape for tensor in weights.values()} == {(2, 3 * 6 * 6), (2,)}
+    table = read_table(
+        layout(config.parent / "private", "private", label=None, image=(3, 6, 6)), label=None, classes=["cat", "dog"]
+    )
+    assert sum(len(np.unique(image, axis=0)) == 3 for image in table.features.reshape(-1, 3, 36)) == 12
+    Image.fromarray(np.zeros((5, 6), dtype=np.uint8)).save(first)
+    edit(config, "runs/a", "runs/b")
+    refused = sfumato("train", config)
+    assert refused.status == 2
+    assert "5" not in refused.err.replace(str(config.parent), "")
+
+
 @pytest.mark.parametrize("kind", ["parquet", "dataset"])
 def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -336,7 +382,8 @@ def test_a_class_that_no_private_image_has_is_not_told(tmp_path: Path) -> None:
 
     (tmp_path / "dark").mkdir()
     Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / "dark" / "0.png")
-    found = read_table(layout(tmp_path, "private", label=None), label=None, classes=["dark", "light"])
+    table = layout(tmp_path, "private", label=None, image=(1, 4, 4))
+    found = read_table(table, label=None, classes=["dark", "light"])
     assert found.labels.tolist() == [0]
     with pytest.raises(InvalidArgument, match="no folder 'light'"):
         read_table(layout(tmp_path, "public", label=None), label=None, classes=["dark", "light"])

@@ -54,14 +54,23 @@ class Table:
 
 
 def layout(
-    path: Path, role: Role, *, label: str | None, users: str | None = None, encoding: Encoding | None = None
+    path: Path,
+    role: Role,
+    *,
+    label: str | None,
+    users: str | None = None,
+    encoding: Encoding | None = None,
+    image: class_folders.Shape | None = None,
 ) -> Layout:
-    """The layout of a file or folder; InvalidArgument if it cannot be one."""
+    """The layout of a file or folder; InvalidArgument if it cannot be one.
+
+    `image`, declared or that of public ones, is what the images of a private folder are.
+    """
     code = encoding or Encoding()
     if not path.exists():
         raise InvalidArgument(f"{role}={str(path)!r} does not exist: check the path.")
     if path.is_dir() and not cells.is_dataset(path):
-        return Layout(path, role, class_folders.shape(path, role))
+        return Layout(path, role, class_folders.shape(path, role, image))
     if _is_npz(path, role):
         names = npz_names(path, role, users)
         return Layout(path, role, _npz_shape(path, role, names[0])[1:])
