@@ -248,6 +248,21 @@ def test_folders_of_images(sfumato: Sfumato, config: Path) -> None:
     assert "broken" not in refused.err  # the name of a private file may be a person's
 
 
+def test_what_is_handed_on_does_not_say_how_long_it_took(sfumato: Sfumato, config: Path) -> None:
+    """Which depends on how many private rows there were; the one who trains may see it."""
+    result = sfumato("train", config, "--report")
+    assert result.status == 0
+    assert re.search(r"seconds +\d", result.out)
+    out = config.parent / "runs/a"
+    assert "seconds" not in json.loads((out / "run.json").read_text())
+    assert "seconds" not in (out / "README.md").read_text()
+    assert "seconds" not in (out / "report.html").read_text()
+    assert library.Run.load(out).seconds == 0.0
+    edit(config, "runs/a", "runs/b")
+    edit(config, "ledger.db", "other.db")
+    assert "seconds" not in trained(sfumato, config)
+
+
 def folders_of_colour(config: Path, *roles: str) -> None:
     from PIL import Image
 
