@@ -309,6 +309,19 @@ def test_one_private_image_decides_nothing_for_the_others(sfumato: Sfumato, conf
     assert "5" not in refused.err.replace(str(config.parent), "")
 
 
+def test_one_odd_private_image_is_not_warned_of(tmp_path: Path) -> None:
+    """Pillow warns of a palette with transparency; warnings are errors here, and would tell of a row elsewhere."""
+    from PIL import Image
+
+    (tmp_path / "cat").mkdir()
+    image = Image.fromarray(np.arange(36, dtype=np.uint8).reshape(6, 6)).convert("P")
+    image.save(tmp_path / "cat" / "z.png", transparency=bytes([0, 128]))
+    table = layout(tmp_path, "private", label=None, image=(3, 6, 6))
+    assert read_table(table, label=None, classes=["cat", "dog"]).features.shape == (1, 3, 6, 6)
+    with pytest.warns(UserWarning, match="Transparency"):
+        read_table(layout(tmp_path, "public", label=None), label=None, classes=["cat"])
+
+
 @pytest.mark.parametrize("kind", ["parquet", "dataset"])
 def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

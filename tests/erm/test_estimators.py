@@ -304,6 +304,14 @@ def test_public_rows_must_be_complete() -> None:
         PPSGDClassifier(max_iter=2).fit(X, y, X[:5, :2], y[:5])
 
 
+@pytest.mark.parametrize("huge", [1e308, -1e308, np.inf])
+def test_one_huge_private_target_is_not_warned_of(huge: float) -> None:
+    X, _ = table()
+    y = np.clip(X[:, 0], 0, 0.1)
+    y[3] = huge
+    PPSGDRegressor(max_iter=2, target_range=(0, 0.1)).fit(X, y)  # warnings are errors here
+
+
 @pytest.mark.parametrize("form", [np.asarray, np.float32, csr_matrix, "frame", "list"])
 def test_private_rows_are_not_public(form: Any) -> None:
     """Whatever they are kept in: a conversion copies them, and so hides that they are the same."""

@@ -399,7 +399,8 @@ def _scaling(job: Job, tables: Mapping[Role, Table]) -> Preprocessing:
 def _batch(job: Job, table: Table, role: Role, prepared: Preprocessing) -> Batch:
     rows = torch.from_numpy(prepared(table.features))
     if job.config.training.loss == "squared-error":
-        return rows, torch.from_numpy(table.labels.astype(np.float32))
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of a private label
+            return rows, torch.from_numpy(table.labels.astype(np.float32))
     return rows, torch.from_numpy(class_labels(table.labels, job.config.model.outputs, role))
 
 

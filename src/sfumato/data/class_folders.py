@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def _images(files: Sequence[Path], folder: Path, role: str, channels: int | None
     if role != "private":
         return read_images(files, what, channels=channels)
     try:
-        return read_images(files, what, channels=channels)
+        with warnings.catch_warnings():  # which would tell of somebody's file, as of a palette with transparency
+            warnings.simplefilter("ignore")
+            return read_images(files, what, channels=channels)
     except InvalidArgument as error:
         if "Pillow" in str(error):
             raise
