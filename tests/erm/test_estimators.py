@@ -19,7 +19,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from sfumato import Ledger
+from sfumato import Budget, Ledger
 from sfumato.erm import (
     AGDAverageClassifier,
     AGDAverageRegressor,
@@ -191,9 +191,34 @@ def test_a_fitted_model_can_be_kept(tmp_path: Path) -> None:
 def test_two_classes_only_and_a_way_out() -> None:
     X, _ = table()
     y = np.arange(300) % 3
-    with pytest.raises(InvalidArgument, match="Only binary classification is supported"):
+    with pytest.raises(InvalidArgument, match=r"Only binary classification is supported.* a budget of K \* epsilon"):
         PPSGDClassifier(max_iter=2).fit(X, y)
     assert set(OneVsRestClassifier(DPSGDClassifier(max_iter=2)).fit(X, y).predict(X)) <= {0, 1, 2}
+
+
+def test_three_classes_cost_three_times_epsilon() -> None:
+    """As the advice says: with a budget of one fit the second one is refused."""
+    X, y = table()[0], np.arange(300) % 3
+    for budget, fits in ((1.0, False), (3.0, True)):
+        ledger = Ledger.in_memory()
+        ledger.account("table", unit="example", adjacency="replace-one", budget=Budget(budget, 1e-6))
+        model = OneVsRestClassifier(DPSGDClassifier(max_iter=2, epsilon=1.0, delta=1e-6, ledger=ledger))
+        if fits:
+            model.fit(X, y)
+        else:
+            with pytest.raises(BudgetExceeded):
+                model.fit(X, y)
+
+
+def test_errors_count_no_private_rows_and_quote_none() -> None:
+    X, y = table()
+    with pytest.raises(InvalidArgument, match=r"0 feature\(s\)") as error:
+        DPSGDClassifier(max_iter=2).fit(X[:, :0], y)
+    assert str(len(X)) not in str(error.value)
+    huge = np.array([10**400, *([0] * (len(X) - 1))], dtype=object)
+    with pytest.raises(InvalidArgument, match="y has a target that is not a number") as error:
+        PPSGDRegressor(max_iter=2).fit(X, huge)
+    assert "1000" not in str(error.value)
 
 
 def test_labels_are_declared_or_public_or_said_to_be_read_off_private_rows() -> None:

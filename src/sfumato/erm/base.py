@@ -288,7 +288,8 @@ class Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
         if len(labels) > 2:
             raise InvalidArgument(
                 "Only binary classification is supported. The type of the target is multiclass: wrap the estimator in "
-                "sklearn.multiclass.OneVsRestClassifier, each of whose fits is charged."
+                "sklearn.multiclass.OneVsRestClassifier, whose K fits, one per class, are each charged, and give the "
+                "ledger's account a budget of K * epsilon."
             )
         if len(labels) < 2:
             raise InvalidArgument(

@@ -53,10 +53,8 @@ def features(X: Any, what: str) -> Array:
         raise InvalidArgument(f"{what} has a cell that is not a number: encode or remove it.") from None
     if array.ndim != 2:
         raise InvalidArgument(f"{what} is {array.ndim}-dimensional: Reshape your data to one row per example.")
-    if array.shape[1] == 0:
-        raise InvalidArgument(
-            f"{what} has 0 feature(s) (shape=({len(array)}, 0)) while a minimum of 1 is required: add columns."
-        )
+    if array.shape[1] == 0:  # in the words of scikit-learn, but without the number of rows, which may be private
+        raise InvalidArgument(f"{what} has 0 feature(s) (shape=(, 0)) while a minimum of 1 is required: add columns.")
     return array
 
 
@@ -80,8 +78,9 @@ def column(y: Any, what: str, estimator: object) -> Array:
 
 def numbers(y: Array, what: str) -> Array:
     try:
-        return y.astype(np.float64, copy=False)
-    except (TypeError, ValueError):
+        with np.errstate(over="ignore"):  # a warning would tell of a private target
+            return y.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(f"{what} has a target that is not a number: encode or remove it.") from None
 
 
