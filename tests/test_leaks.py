@@ -150,10 +150,15 @@ def test_autocast_around_standardised_convolutions_is_refused_too() -> None:
         np.array(["2020-01-01", "NaT"] * 100, dtype="datetime64[D]"),
         np.ma.array([1, 2] * 100, mask=[0, 1] * 100),
         np.array([1.0, np.nan] * 100),
+        ["a", float("nan")] * 100,  # which numpy takes for the words "a" and "nan"
+        ["a", None] * 100,
+        np.array(["a", "nan"] * 100),
+        np.array(["a", ""] * 100),
+        np.array([b"a", b" "] * 100),
     ],
-    ids=["object", "dates", "masked", "floats"],
+    ids=["object", "dates", "masked", "floats", "list", "list with None", "words", "empty words", "bytes"],
 )
-def test_missing_user_ids_are_refused(ids: np.ndarray[Any, Any]) -> None:
+def test_missing_user_ids_are_refused(ids: Any) -> None:
     with pytest.raises(InvalidArgument, match="users"):
         Private(pairs(), name="people", size=2, unit="user", users=ids, budget=Budget(1.0, 1e-6))
 

@@ -49,6 +49,12 @@ def test_every_named_test_exists() -> None:
     assert not missing, missing
 
 
+def test_tests_that_are_named_in_passing_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
+    assert len(named) > len(NAMED)
+    assert not [f"{path}::{name}" for path, name in named if name not in functions_of(path)]
+
+
 def test_links_lead_to_the_named_files() -> None:
     wrong = re.findall(r"\[`([\w/]+\.py)::\w+`\]\((?!\.\./tests/\1\))", PAGE)
     assert not wrong

@@ -571,11 +571,38 @@ def test_a_metric_that_fails_costs_nothing() -> None:
     def broken(module: torch.nn.Module, batch: object) -> torch.Tensor:
         raise ZeroDivisionError
 
-    settings = {"private": private, "test": Public(data), "steps": 3, "batch_size": 20, "progress": False}
+    test = Public((torch.randn(20, 4), torch.randint(0, 2, (20,))))
+    settings = {"private": private, "test": test, "steps": 3, "batch_size": 20, "progress": False}
     with pytest.raises(ZeroDivisionError):
         train(model, metrics={"broken": broken}, **settings)
     assert private.account.epsilon_spent() == 0
     assert train(model, **settings).steps_taken == 3
+
+
+@pytest.mark.parametrize("role", ["public", "test"])
+def test_rows_behind_the_door_are_not_public_too(role: str) -> None:
+    model = torch.nn.Linear(4, 2)
+    rows, labels = torch.randn(100, 4), torch.randint(0, 2, (100,))
+    objective = Objective(model, cross_entropy)
+    private = Private((rows, labels), name="people", size=100, objective=objective, budget=Budget(2.0, 1e-5))
+    for part in (slice(None), slice(5, 20), slice(1, None, 3)):
+        public = Public((rows[part], labels[part]), objective=objective)
+        with pytest.raises(InvalidArgument, match=f"{role} holds rows of private='people'"):
+            train(model, private=private, steps=2, batch_size=20, progress=False, **{role: public})
+    assert private.account.epsilon_spent() == 0
+    some = [(rows[k::2], labels[k::2]) for k in (0, 1)]  # apart, in one memory
+    private = Private(some[0], name="people", size=50, objective=objective, budget=Budget(2.0, 1e-5))
+    public = Public(some[1], objective=objective)
+    assert train(model, private=private, steps=2, batch_size=20, progress=False, **{role: public}).steps_taken == 2
+
+
+def test_one_dataset_is_not_private_and_public() -> None:
+    model = torch.nn.Linear(4, 2)
+    rows = torch.utils.data.TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,)))
+    objective = Objective(model, cross_entropy)
+    private = Private(rows, name="people", size=100, objective=objective, budget=Budget(2.0, 1e-5))
+    with pytest.raises(InvalidArgument, match="test holds rows"):
+        train(model, private=private, test=Public(rows), steps=2, batch_size=20, progress=False)
 
 
 @pytest.mark.parametrize("checkpoint", [None, "run.pt"])

@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
-from sfumato.data.sources import DatasetSource, TensorSource, as_source
+from sfumato.data.sources import DatasetSource, Source, TensorSource, as_source
 from sfumato.distributed.processes import ALONE, Processes
 from sfumato.distributed.tensors import form_of
 from sfumato.errors import InvalidArgument, SfumatoError
@@ -115,7 +115,7 @@ class Private:
         if records_per_user < 1:
             raise InvalidArgument(f"records_per_user={records_per_user} must be at least 1.")
         source = as_source(data)
-        groups = None if users is None else group_by_user(np.asanyarray(users), len(source), records_per_user)
+        groups = None if users is None else group_by_user(users, len(source), records_per_user)
         present = len(source) if groups is None else len(groups)
         self.processes = processes or ALONE
         exactly = self.processes.total(present) if adjacency is Adjacency.REPLACE_ONE else 0
@@ -148,7 +148,7 @@ class Private:
             self.account.stamp(NOT_PRIVATE, f"Noise and sampling came from the repeatable seed {seed.seed}.")
         self._plan: Plan | None = None
         self._reserved: dict[str, Plan] = {}
-        self._searched = False
+        self._searched = self._rehearses = False
         self._shown: Batch | None = None
         self._some = np.unique(np.linspace(0, max(present - 1, 0), min(present, _SHOWN)).astype(np.int64))
         self.processes.check_apart(self._rows_to_check_with, users)
@@ -420,6 +420,14 @@ class Private:
         elif self._shown is None and isinstance(self._source, TensorSource):
             self._shown = self._source.made_up(_SHOWN)
         return self._shown
+
+    def _check_apart(self, public: Source, role: str) -> None:
+        """Refuse rows behind this door that are given as public ones, too; the rows of a rehearsal are public."""
+        if not self._rehearses and self._source.shares_rows(public):
+            raise InvalidArgument(
+                f"{role} holds rows of private={self.name!r} themselves: give rows of other people, since nothing "
+                f"protects those in {role}."
+            )
 
     def __repr__(self) -> str:
         declared = f"size={self.size} declared, unit={self.unit!r}, adjacency={str(self.adjacency)!r}"

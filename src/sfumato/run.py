@@ -79,7 +79,7 @@ class Run:
         return dict(self.history[0]) if self.history and self.history[0].get("step") == 0 else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the weights."""
+        """Everything but the weights, and but the seconds, which depend on how many private rows there are."""
         return {
             "config": dict(self.config),
             "metrics": self.metrics,
@@ -89,7 +89,6 @@ class Run:
             "steps_taken": self.steps_taken,
             "steps_lost": self.steps_lost,
             "steps_short": self.steps_short,
-            "seconds": round(self.seconds, 3),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

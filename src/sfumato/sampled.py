@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from sfumato.data.samplers import Indices
 from sfumato.data.sources import DatasetSource, Source, ahead
+from sfumato.data.user_ids import is_missing
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Performance, Units
 from sfumato.objective import Batch, Objective
@@ -79,13 +80,15 @@ class Sampled:
         return tree_map(lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t, batch)
 
 
-def group_by_user(users: np.ndarray[Any, Any], rows: int, cap: int) -> list[Indices]:
+def group_by_user(users: Any, rows: int, cap: int) -> list[Indices]:
     """Row numbers by user, at most `cap` each, in the order of the data."""
-    if isinstance(users, np.ma.MaskedArray) or users.ndim != 1 or len(users) != rows:
+    ids = np.asanyarray(users)
+    if isinstance(ids, np.ma.MaskedArray) or ids.ndim != 1 or len(ids) != rows:
         raise InvalidArgument("users must hold one id per row of the data, as a plain array.")
+    found = ids.tolist()
+    if any(map(is_missing, users if isinstance(users, list | tuple) else found)):  # numpy makes words of NaN and None
+        raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
     groups: dict[Any, list[int]] = {}
-    for row, user in enumerate(users.tolist()):
-        if user is None or user != user:  # NaN and NaT differ from themselves
-            raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
+    for row, user in enumerate(found):
         groups.setdefault(user, []).append(row)
     return [np.array(group[:cap], dtype=np.int64) for group in groups.values()]

@@ -120,6 +120,9 @@ def train(
             f"budget has delta={budget.delta:g} and the ledger's account has delta={private.account.budget.delta:g}: "
             "give the same, since one dataset has one delta."
         )
+    for role, rows in (("public", public), ("test", test)):
+        if rows is not None:
+            private._check_apart(rows._source, role)
     sampler = sampler or private.poisson(float(batch_size or 0))
     if not isinstance(keep_last, int) or keep_last < 0:
         raise InvalidArgument(f"keep_last={keep_last} must be a whole number of steps, or 0 for none.")

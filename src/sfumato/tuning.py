@@ -180,6 +180,7 @@ def rehearse(
 ) -> Trial[T]:
     """One trial with public rows in the place of the private ones: free. `rehearsed` gives a candidate for it."""
     stage = Private(rows, name="public rows", size=size, budget=Budget(1.0, 0.5 / size))
+    stage._rehearses = True
     with _Lent.of(stage, candidate, stage.statement()).lent() as account:
         return trial(candidate.options, stage._lend(account, objective))
 

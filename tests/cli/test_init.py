@@ -120,6 +120,32 @@ def test_numbers_are_predicted_by_regression(sfumato: Sfumato, tmp_path: Path) -
     assert sfumato("train", tmp_path / "config.toml", "--dry-run").status == 0
 
 
+@pytest.mark.parametrize("role", ["public", "test"])
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_private_rows_are_not_looked_at_as_public_ones(
+    sfumato: Sfumato, tmp_path: Path, role: str, kind: str, linked: bool
+) -> None:
+    """Their number and range would be told, and stand in the config."""
+    private, other = tmp_path / f"private.{kind}", tmp_path / f"other.{kind}"
+    if kind == "csv":
+        for path in (private, other):
+            path.write_text("a,y\n4711,0\n3,1\n")
+    else:
+        for path in (private, other):
+            np.savez(path, X=np.full((3, 2), 4711.0), y=[0, 1, 0])
+    same = private
+    if linked:
+        same = tmp_path / f"link.{kind}"
+        same.hardlink_to(private)
+    files = [private, same] if role == "public" else [private, other, same]
+    result = sfumato("init", *files, "-o", tmp_path / "config.toml", "--size", 3, "--yes")
+    assert result.status == 2
+    assert "is also public or test" in result.err
+    assert "4711" not in result.err + result.out
+    assert not (tmp_path / "config.toml").exists()
+
+
 def test_arrays_of_images(sfumato: Sfumato, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     parts = {f"x_{p}": rng.integers(0, 256, (20, 1, 16, 16), dtype=np.uint8) for p in ("train", "public", "test")}

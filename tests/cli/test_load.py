@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import sfumato as library
+from sfumato.data.tables import layout, read_table
 from sfumato.errors import InvalidArgument
 from tests.cli.conftest import edit
 from tests.cli.test_init import NAMES, write_people
@@ -247,6 +248,80 @@ def test_folders_of_images(sfumato: Sfumato, config: Path) -> None:
     assert "broken" not in refused.err  # the name of a private file may be a person's
 
 
+def test_what_is_handed_on_does_not_say_how_long_it_took(sfumato: Sfumato, config: Path) -> None:
+    """Which depends on how many private rows there were; the one who trains may see it."""
+    result = sfumato("train", config, "--report")
+    assert result.status == 0
+    assert re.search(r"seconds +\d", result.out)
+    out = config.parent / "runs/a"
+    assert "seconds" not in json.loads((out / "run.json").read_text())
+    assert "seconds" not in (out / "README.md").read_text()
+    assert "seconds" not in (out / "report.html").read_text()
+    assert library.Run.load(out).seconds == 0.0
+    edit(config, "runs/a", "runs/b")
+    edit(config, "ledger.db", "other.db")
+    assert "seconds" not in trained(sfumato, config)
+
+
+def folders_of_colour(config: Path, *roles: str) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for role in roles:
+        for kind in ("cat", "dog"):
+            (config.parent / role / kind).mkdir(parents=True)
+            for k in range(6):
+                pixels = rng.integers(0, 255, (6, 6, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(config.parent / role / kind / f"m{k}.png")
+    for role in ("private", "public", "test"):
+        edit(config, f'{role} = "{role}.csv"', f'{role} = "{role}"' if role in roles else "")
+    edit(config, 'label = "kind"\n', 'classes = ["cat", "dog"]\n')
+    edit(config, "range = [-1, 3]", "range = [0, 255]")
+    edit(config, "size = 300", "size = 12")
+    edit(config, "batch_size = 100", "batch_size = 6")
+    edit(config, "outputs = 3", "outputs = 2")
+
+
+@pytest.mark.parametrize("roles", [["private"], ["private", "public"], ["private", "test"]], ids="-".join)
+def test_one_private_image_decides_nothing_for_the_others(sfumato: Sfumato, config: Path, roles: list[str]) -> None:
+    """A grey one, or a small one, the first by its name: the model keeps its shape, and all others their colours."""
+    from PIL import Image
+
+    folders_of_colour(config, *roles)
+    first = config.parent / "private" / "cat" / "a.png"
+    Image.fromarray(np.zeros((6, 6), dtype=np.uint8)).save(first)
+    if roles == ["private"]:
+        refused = sfumato("train", config)
+        assert refused.status == 2
+        assert "[model] shape is missing" in refused.err
+        edit(config, "outputs = 2", "outputs = 2\nshape = [3, 6, 6]")
+    told = trained(sfumato, config)
+    weights = load_file(Path(told["out"]) / "weights.safetensors")
+    assert {tensor.shape for tensor in weights.values()} == {(2, 3 * 6 * 6), (2,)}
+    table = read_table(
+        layout(config.parent / "private", "private", label=None, image=(3, 6, 6)), label=None, classes=["cat", "dog"]
+    )
+    assert sum(len(np.unique(image, axis=0)) == 3 for image in table.features.reshape(-1, 3, 36)) == 12
+    Image.fromarray(np.zeros((5, 6), dtype=np.uint8)).save(first)
+    edit(config, "runs/a", "runs/b")
+    refused = sfumato("train", config)
+    assert refused.status == 2
+    assert "5" not in refused.err.replace(str(config.parent), "")
+
+
+def test_one_odd_private_image_is_not_warned_of(tmp_path: Path) -> None:
+    """Pillow warns of a palette with transparency; warnings are errors here, and would tell of a row elsewhere."""
+    from PIL import Image
+
+    (tmp_path / "cat").mkdir()
+    image = Image.fromarray(np.arange(36, dtype=np.uint8).reshape(6, 6)).convert("P")
+    image.save(tmp_path / "cat" / "z.png", transparency=bytes([0, 128]))
+    table = layout(tmp_path, "private", label=None, image=(3, 6, 6))
+    assert read_table(table, label=None, classes=["cat", "dog"]).features.shape == (1, 3, 6, 6)
+    with pytest.warns(UserWarning, match="Transparency"):
+        read_table(layout(tmp_path, "public", label=None), label=None, classes=["cat"])
+
+
 @pytest.mark.parametrize("kind", ["parquet", "dataset"])
 def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -264,7 +339,7 @@ def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
         else:  # as Dataset.save_to_disk of Hugging Face writes it
             folder = config.parent / role
             folder.mkdir()
-            (folder / "state.json").write_text("{}")
+            (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
             with arrow.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as file:
                 file.write_table(table)
             edit(config, f"{role}.csv", role)
@@ -277,6 +352,40 @@ def test_columns_of_arrow(sfumato: Sfumato, config: Path, kind: str) -> None:
     model = library.load(told["out"])
     file = config.parent / ("test.parquet" if kind == "parquet" else "test")
     assert (model.predict(file) == features(config.parent / "test.csv")[1]).mean() == told["metrics"]["test_accuracy"]
+
+
+def test_copies_that_a_cache_keeps_of_the_rows_are_not_rows(tmp_path: Path) -> None:
+    """`datasets` writes what map and sort give beside the data: with them everyone would be there twice."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = arrow.table({"a": [1.0, 2.0, 3.0], "kind": [0, 1, 1]})
+    for name in ("data-00000-of-00001.arrow", "cache-7d3edaa06fc7e9d9.arrow"):
+        with arrow.ipc.new_stream(str(tmp_path / name), table.schema) as file:
+            file.write_table(table)
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    found = read_table(layout(tmp_path, "private", label="kind"), label="kind")
+    assert found.features.tolist() == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("{}", "does not name the files of its rows"),
+        ("[]", "does not name the files of its rows"),
+        ('{"_data_files": []}', "does not name the files of its rows"),
+        ('{"_data_files": [{"filename": "../other/data.arrow"}]}', "in this folder"),
+        ('{"_data_files": [{"filename": "data.arrow"}, {"filename": "data.arrow"}]}', "each once"),
+        (
+            '{"_data_files": [{"filename": "data.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}',
+            "flatten_indices",
+        ),
+        ("no json", "cannot be read as a dataset"),
+    ],
+)
+def test_a_dataset_that_does_not_say_which_files_are_its_rows_is_refused(tmp_path: Path, state: str, said: str) -> None:
+    (tmp_path / "state.json").write_text(state)
+    (tmp_path / "data.arrow").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match=said):
+        layout(tmp_path, "private", label="kind")
 
 
 def test_without_pyarrow_one_sentence_says_so(sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,11 +408,10 @@ def test_without_timm_one_sentence_says_so(sfumato: Sfumato, config: Path, monke
 def test_a_class_that_no_private_image_has_is_not_told(tmp_path: Path) -> None:
     from PIL import Image
 
-    from sfumato.data.tables import layout, read_table
-
     (tmp_path / "dark").mkdir()
     Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / "dark" / "0.png")
-    found = read_table(layout(tmp_path, "private", label=None), label=None, classes=["dark", "light"])
+    table = layout(tmp_path, "private", label=None, image=(1, 4, 4))
+    found = read_table(table, label=None, classes=["dark", "light"])
     assert found.labels.tolist() == [0]
     with pytest.raises(InvalidArgument, match="no folder 'light'"):
         read_table(layout(tmp_path, "public", label=None), label=None, classes=["dark", "light"])

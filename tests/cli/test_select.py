@@ -114,6 +114,13 @@ def near(config: Path) -> Path:
     return config
 
 
+def ask_others(near: Path) -> None:
+    """Of whom nothing was learned yet."""
+    shutil.copy(near.parent / "digits.npz", near.parent / "others.npz")
+    edit(near, 'data = "digits.npz"', 'data = "others.npz"')
+    edit(near, 'name = "digits"', 'name = "others"')
+
+
 def done(sfumato: Sfumato, config: Path, *options: object) -> dict[str, Any]:
     result = sfumato("select", config, "--json", *options)
     assert result.status == 0, result.err
@@ -406,7 +413,7 @@ def test_near_private_asks_twice_and_pays_once(sfumato: Sfumato, near: Path, vot
 def test_one_exchanged_image_is_two_votes(sfumato: Sfumato, near: Path) -> None:
     """Under replace-one the counts move by 2, so that the noise doubles."""
     edit(near, "ledger = ", 'adjacency = "replace-one"\nledger = ')
-    edit(near, 'name = "digits"', 'name = "others"')
+    ask_others(near)
     assert done(sfumato, near, "--dry-run")["noise_multipliers"]["support"] == pytest.approx(4.0)
     assert done(sfumato, near)["epsilon_spent"] <= 1.0
 
@@ -417,6 +424,90 @@ def test_a_dry_run_reads_no_private_value(sfumato: Sfumato, near: Path) -> None:
     done(sfumato, near, "--dry-run")
     assert files(near.parent) == before
     refused(sfumato, near, "gone.npz")
+
+
+# ------------------------------------------------------------------------------------------------ private files
+
+
+def private_alone(config: Path) -> dict[str, Any]:
+    """A file with the private rows and nothing else, where the training's was."""
+    found = digits()
+    np.savez(config.parent / "digits.npz", x_train=found["x_train"], X=found["x_train"], y=found["y_train"])
+    np.savez(config.parent / "others.npz", **{k: v for k, v in found.items() if not k.endswith("train")})
+    edit(config, 'images = "digits.npz"', 'images = "others.npz"')
+    return found
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_private_rows_are_no_pool_and_no_test(sfumato: Sfumato, config: Path, linked: bool) -> None:
+    private_alone(config)
+    name = "digits.npz"
+    if linked:
+        name = "link.npz"
+        (config.parent / name).hardlink_to(config.parent / "digits.npz")
+    edit(config, 'images = "others.npz"', f'images = "{name}"')
+    refused(sfumato, config, "[pool] images")
+    refused(sfumato, config, "holds private rows")
+    edit(config, f'images = "{name}"', f'images = "others.npz"\n[finetune]\ntest = "{name}"\n')
+    edit(config, '[finetune]\nout = "runs/labelled"', "")
+    refused(sfumato, config, "[finetune] test")
+    refused(sfumato, config, "holds private rows", "--dry-run")
+
+
+def test_a_folder_of_private_images_is_no_pool(sfumato: Sfumato, config: Path) -> None:
+    """Nor one of links to some of them."""
+    folder = config.parent / "people"
+    folder.mkdir()
+    for number, image in enumerate(digits()["x_train"][:40]):
+        Image.fromarray(image * 15).save(folder / f"{number}.png")
+    record = json.loads((config.parent / "runs/digits/config.json").read_text())
+    record["data"]["private"] = "people"
+    (config.parent / "runs/digits/config.json").write_text(json.dumps(record))
+    linked = config.parent / "linked"
+    linked.mkdir()
+    (linked / "a.png").symlink_to(folder / "3.png")
+    edit(config, "n = 30", "n = 1")
+    for name in ("people", "linked"):
+        edit(config, re.search(r'images = ".*"', config.read_text())[0], f'images = "{name}"')  # type: ignore[index]
+        refused(sfumato, config, "holds private rows")
+
+
+def test_private_labels_teach_nothing(sfumato: Sfumato, config: Path) -> None:
+    found = private_alone(config)
+    np.savez(config.parent / "others.npz", x_pool=found["x_train"])
+    done(sfumato, config)
+    refused(sfumato, config, "--oracle", "--oracle", config.parent / "digits.npz")
+    refused(sfumato, config, "holds private rows", "--oracle", config.parent / "digits.npz")
+    refused(sfumato, config, "holds private rows", "--labels", config.parent / "digits.npz")
+
+
+def test_near_private_is_not_asked_about_its_own_rows(sfumato: Sfumato, near: Path) -> None:
+    private_alone(near)
+    np.savez(near.parent / "people.npz", X=digits()["x_train"], y=digits()["y_train"])
+    edit(near, 'data = "digits.npz"', 'data = "people.npz"')
+    edit(near, 'name = "digits"', 'name = "people"')
+    edit(near, 'images = "others.npz"', 'images = "people.npz"')
+    refused(sfumato, near, "holds private rows")
+
+
+def test_one_dataset_has_one_account(sfumato: Sfumato, near: Path) -> None:
+    """Under another name nothing of what the training spent would count."""
+    edit(near, 'name = "digits"', 'name = "others"')
+    for options in ((), ("--dry-run",)):
+        refused(sfumato, near, "give name = 'digits'", *options)
+
+
+def test_a_model_of_labels_still_knows_whose_rows_it_rests_on(sfumato: Sfumato, near: Path) -> None:
+    ask_others(near)
+    done(sfumato, near)
+    done(sfumato, near, "--labels", label(near, 9))
+    edit(near, '"runs/digits"', '"runs/labelled"')
+    edit(near, '"new/to_label"', '"again"')
+    edit(near, 'name = "others"', 'name = "third"')
+    refused(sfumato, near, "give name = 'others'")
+    edit(near, 'name = "third"', 'name = "others"')
+    np.savez(near.parent / "digits.npz", X=digits()["x_train"], y=digits()["y_train"])
+    refused(sfumato, near, "holds private rows")
 
 
 def test_what_is_not_left_is_not_asked(sfumato: Sfumato, near: Path) -> None:
@@ -457,7 +548,7 @@ def test_the_ledger_of_the_training_and_no_other(sfumato: Sfumato, near: Path) -
 
 
 def test_two_datasets_have_two_statements(sfumato: Sfumato, near: Path) -> None:
-    edit(near, 'name = "digits"', 'name = "others"')
+    ask_others(near)
     chosen = done(sfumato, near)
     assert chosen["epsilon_in_all"] == {"digits": pytest.approx(2.0, abs=1e-2), "others": pytest.approx(1.0, abs=1e-3)}
     statement = record(near)["privacy"]["statement"]
@@ -473,6 +564,7 @@ def test_two_datasets_have_two_statements(sfumato: Sfumato, near: Path) -> None:
 
     edit(near, '"runs/digits"', '"runs/labelled"')
     edit(near, '"new/to_label"', '"again"')
+    edit(near, 'data = "others.npz"', 'data = "digits.npz"')
     edit(near, 'name = "others"', 'name = "digits"')
     edit(near, "epsilon = 1.0", "epsilon = 0.5")
     epsilons = done(sfumato, near)["epsilon_in_all"]
@@ -481,7 +573,8 @@ def test_two_datasets_have_two_statements(sfumato: Sfumato, near: Path) -> None:
 
 @pytest.mark.parametrize("name", ["digits", "others"])
 def test_what_is_not_private_stays_so(sfumato: Sfumato, near: Path, name: str) -> None:
-    edit(near, 'name = "digits"', f'name = "{name}"')
+    if name == "others":
+        ask_others(near)
     path = near.parent / "runs/digits/run.json"
     run = json.loads(path.read_text())
     path.write_text(json.dumps({**run, "statement": {**run["statement"], "private": False}}))

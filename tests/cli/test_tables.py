@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sfumato.data.encoding import Encoding
 from sfumato.data.tables import Layout, Role, Scaling, class_labels, layout, match, read_table
 from sfumato.errors import InvalidArgument
 
@@ -23,6 +24,34 @@ def test_csv_with_quotes_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> No
     np.testing.assert_array_equal(table.labels, [0, 1])
     assert table.users is not None
     assert table.users.tolist() == ["ann", "bob, jr."]
+
+
+def test_spaces_around_an_id_are_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y,who\n1,0,ann\n2,1,ann \n")
+    table = read_table(layout(path, "private", label="y", users="who"), label="y", users="who")
+    assert table.users is not None
+    assert table.users.tolist() == ["ann", "ann"]
+
+
+@pytest.mark.parametrize("cell", ["", " ", "nan", "NaN", "?", " ?"])
+def test_all_who_have_no_id_are_not_one_user(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"a,y,who\n1,0,{SECRET}\n2,1,{cell}\n3,1,{cell}\n")
+    found = layout(path, "private", label="y", users="who", encoding=Encoding(missing=["?"]))
+    with pytest.raises(InvalidArgument, match="'who' has a row without a user id") as error:
+        read_table(found, label="y", users="who")
+    assert SECRET not in str(error.value)
+    assert "line" not in str(error.value)
+
+
+def test_null_ids_of_parquet_are_missing(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for ids in (["ann", None], [1.0, float("nan")]):
+        parquet.write_table(arrow.table({"a": [1.0, 2.0], "y": [0, 1], "who": ids}), tmp_path / "t.parquet")
+        with pytest.raises(InvalidArgument, match="without a user id"):
+            read_table(layout(tmp_path / "t.parquet", "private", label="y", users="who"), label="y", users="who")
 
 
 def test_text_labels_are_numbered_in_the_declared_order(tmp_path: Path) -> None:

@@ -174,6 +174,16 @@ def test_a_second_training_needs_budget(sfumato: Sfumato, config: Path) -> None:
     assert answers(config) == 24
 
 
+def test_one_huge_private_label_is_not_warned_of(sfumato: Sfumato, config: Path) -> None:
+    """Warnings are errors here, and would tell of a row elsewhere; its gradient is clipped as any other."""
+    with (config.parent / "private.csv").open("a") as file:
+        file.write("1,1,1,1e300\n")
+    edit(config, "outputs = 3", "outputs = 1")
+    edit(config, "steps = 12", 'steps = 12\nloss = "squared-error"')
+    result = sfumato("train", config, "--json")
+    assert (result.status, result.err) == (0, "")
+
+
 def test_a_warm_start_from_npz_with_users_and_the_other_options(sfumato: Sfumato, config: Path) -> None:
     folder = config.parent
     tables = {}

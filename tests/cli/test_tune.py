@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from sfumato import Ledger, Run
 from sfumato.cli.tune import _range
 from sfumato.cli.tune_config import TuneSection, load_tune
-from sfumato.cli.tune_job import prepare_search
+from sfumato.cli.tune_job import hits, prepare_search
 from tests.cli.conftest import add, edit, files, write_csv
 
 TUNE = """
@@ -172,3 +174,27 @@ def test_an_interrupted_search_stays_charged(
     assert "the whole search stays charged" in result.err
     assert asked(search) == [1]
     assert not (search.parent / "runs" / "a" / "run.json").exists()
+
+
+class RoundedByTheBatch(nn.Module):
+    """As kernels do: the last bits of a row's numbers go by how many rows there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * self.weight + torch.tensor([0.0, 1e-7 if len(rows) % 2 else -1e-7])
+
+
+@pytest.mark.parametrize("count", [3, 4, 511, 600])
+def test_one_row_more_moves_no_other_rows_hit(count: int) -> None:
+    """Else the score of a trial would move by more than the one row that its noise is made for."""
+    rows, labels = torch.full((count, 2), 0.5), torch.zeros(count, dtype=torch.int64)
+    right = hits(RoundedByTheBatch(), torch.rand(16, 2))
+    alone = right((rows, labels))
+    more = right((torch.cat([rows[:1], rows]), torch.cat([labels[:1], labels])))
+    assert alone.shape == (count, 1)
+    assert torch.equal(more[1:], alone)
+    plain = RoundedByTheBatch()
+    assert not torch.equal(plain(rows).argmax(1), plain(torch.cat([rows[:1], rows])).argmax(1)[1:]), "it can flip"

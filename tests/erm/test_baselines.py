@@ -562,8 +562,8 @@ def test_the_ledger_is_charged_what_the_historical_noise_costs_in_truth(sampling
 def test_modern_sgd_is_dp_sgd() -> None:
     X, y = table(400)
     options: dict[str, Any] = {"max_iter": 10, "not_private_seed": 5, "l2": 0.01}
-    ours = SgdAdvancedClassifier(accounting="modern", **options).fit(X, y, X[:20], y[:20])
-    plain = DPSGDClassifier(**options).fit(X, y, X[:20], y[:20])
+    ours = SgdAdvancedClassifier(accounting="modern", **options).fit(X, y, X[:20].copy(), y[:20])
+    plain = DPSGDClassifier(**options).fit(X, y, X[:20].copy(), y[:20])
     assert np.array_equal(ours.coef_, plain.coef_)
     assert ours.epsilon_ == plain.epsilon_
 
@@ -577,7 +577,7 @@ def test_public_rows_join_and_bad_rows_contribute_nothing(make: Callable[..., An
     spoilt, gone = X.copy(), X.copy()
     spoilt[5], gone[5] = np.nan, 0.0
     options: dict[str, Any] = {"not_private_seed": 0, "fit_intercept": False}
-    models = [make(**options).fit(rows, y, X[:10], y[:10]) for rows in (spoilt, gone, X)]
+    models = [make(**options).fit(rows, y, X[:10].copy(), y[:10]) for rows in (spoilt, gone, X)]
     assert np.array_equal(models[0].coef_, models[1].coef_)
     assert not np.array_equal(models[0].coef_, models[2].coef_)
     assert {line.mechanism.sampler.size for line in models[0].ledger_.asked} == {110}

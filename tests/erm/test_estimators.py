@@ -19,7 +19,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from sfumato import Ledger
+from sfumato import Budget, Ledger
 from sfumato.erm import (
     AGDAverageClassifier,
     AGDAverageRegressor,
@@ -113,7 +113,8 @@ def test_sparse_and_dense_rows_give_the_same_model() -> None:
     X, y = table()
     X[np.abs(X) < 0.2] = 0
     models = [
-        PPSGDClassifier(**SEEDED).fit(form(X), y, form(X[:20]), y[:20]) for form in (np.asarray, csr_matrix, csr_array)
+        PPSGDClassifier(**SEEDED).fit(form(X), y, form(X[:20].copy()), y[:20])
+        for form in (np.asarray, csr_matrix, csr_array)
     ]
     for model in models[1:]:
         assert np.array_equal(model.coef_, models[0].coef_)
@@ -126,7 +127,7 @@ def test_data_frames_keep_their_column_names() -> None:
     frame = pandas.DataFrame(X, columns=["age", "weight", "height"])
     model = PPSGDClassifier(**SEEDED).fit(frame, pandas.Series(y), frame[:20], pandas.Series(y[:20]))
     assert list(model.feature_names_in_) == ["age", "weight", "height"]
-    assert np.array_equal(model.coef_, PPSGDClassifier(**SEEDED).fit(X, y, X[:20], y[:20]).coef_)
+    assert np.array_equal(model.coef_, PPSGDClassifier(**SEEDED).fit(X, y, X[:20].copy(), y[:20]).coef_)
     with pytest.raises(ValueError, match="feature names"):
         model.fit(frame, y, frame[["weight", "age", "height"]][:20], y[:20])
 
@@ -178,7 +179,7 @@ def test_clones_share_their_ledger(tmp_path: Path) -> None:
 
 def test_a_fitted_model_can_be_kept(tmp_path: Path) -> None:
     X, y = table()
-    model = PPSGDClassifier(max_iter=3, ledger=str(tmp_path / "ledger.db")).fit(X, y, X[:20], y[:20])
+    model = PPSGDClassifier(max_iter=3, ledger=str(tmp_path / "ledger.db")).fit(X, y, X[:20].copy(), y[:20])
     for kept in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert np.array_equal(kept.predict(X), model.predict(X))
         assert kept.ledger_ == model.ledger_
@@ -190,9 +191,34 @@ def test_a_fitted_model_can_be_kept(tmp_path: Path) -> None:
 def test_two_classes_only_and_a_way_out() -> None:
     X, _ = table()
     y = np.arange(300) % 3
-    with pytest.raises(InvalidArgument, match="Only binary classification is supported"):
+    with pytest.raises(InvalidArgument, match=r"Only binary classification is supported.* a budget of K \* epsilon"):
         PPSGDClassifier(max_iter=2).fit(X, y)
     assert set(OneVsRestClassifier(DPSGDClassifier(max_iter=2)).fit(X, y).predict(X)) <= {0, 1, 2}
+
+
+def test_three_classes_cost_three_times_epsilon() -> None:
+    """As the advice says: with a budget of one fit the second one is refused."""
+    X, y = table()[0], np.arange(300) % 3
+    for budget, fits in ((1.0, False), (3.0, True)):
+        ledger = Ledger.in_memory()
+        ledger.account("table", unit="example", adjacency="replace-one", budget=Budget(budget, 1e-6))
+        model = OneVsRestClassifier(DPSGDClassifier(max_iter=2, epsilon=1.0, delta=1e-6, ledger=ledger))
+        if fits:
+            model.fit(X, y)
+        else:
+            with pytest.raises(BudgetExceeded):
+                model.fit(X, y)
+
+
+def test_errors_count_no_private_rows_and_quote_none() -> None:
+    X, y = table()
+    with pytest.raises(InvalidArgument, match=r"0 feature\(s\)") as error:
+        DPSGDClassifier(max_iter=2).fit(X[:, :0], y)
+    assert str(len(X)) not in str(error.value)
+    huge = np.array([10**400, *([0] * (len(X) - 1))], dtype=object)
+    with pytest.raises(InvalidArgument, match="y has a target that is not a number") as error:
+        PPSGDRegressor(max_iter=2).fit(X, huge)
+    assert "1000" not in str(error.value)
 
 
 def test_labels_are_declared_or_public_or_said_to_be_read_off_private_rows() -> None:
@@ -200,7 +226,7 @@ def test_labels_are_declared_or_public_or_said_to_be_read_off_private_rows() -> 
     words = np.where(y, "yes", "no")
     read = DPSGDClassifier(max_iter=2).fit(X, words)
     assert any("read off the private rows" in warning for warning in read.ledger_.warnings)
-    public = DPSGDClassifier(max_iter=2).fit(X, words, X[:20], words[:20])
+    public = DPSGDClassifier(max_iter=2).fit(X, words, X[:20].copy(), words[:20])
     declared = DPSGDClassifier(max_iter=2, classes=["no", "yes"]).fit(X, words)
     for model in (public, declared):
         assert list(model.classes_) == ["no", "yes"]
@@ -276,7 +302,7 @@ def test_what_is_not_private_says_so_and_public_rows_alone_cost_nothing() -> Non
     model = NonPrivateClassifier().fit(X, y)
     assert model.ledger_.startswith("NOT PRIVATE")
     assert math.isinf(model.epsilon_)
-    free = PublicOnlyClassifier().fit(X, y, X[:40], y[:40])
+    free = PublicOnlyClassifier().fit(X, y, X[:40].copy(), y[:40])
     assert free.epsilon_ == 0
     other = PublicOnlyClassifier().fit(-X, ~y, X[:40], y[:40])
     assert np.array_equal(free.coef_, other.coef_)
@@ -301,8 +327,35 @@ def test_public_rows_must_be_complete() -> None:
         PPSGDClassifier(max_iter=2).fit(X, y, np.full((2, 3), np.nan), [0, 1])
     with pytest.raises(InvalidArgument, match="X_public has 2 columns and X has 3"):
         PPSGDClassifier(max_iter=2).fit(X, y, X[:5, :2], y[:5])
+
+
+@pytest.mark.parametrize("huge", [1e308, -1e308, np.inf])
+def test_one_huge_private_target_is_not_warned_of(huge: float) -> None:
+    X, _ = table()
+    y = np.clip(X[:, 0], 0, 0.1)
+    y[3] = huge
+    PPSGDRegressor(max_iter=2, target_range=(0, 0.1)).fit(X, y)  # warnings are errors here
+
+
+@pytest.mark.parametrize("form", [np.asarray, np.float32, csr_matrix, "frame", "list"])
+def test_private_rows_are_not_public(form: Any) -> None:
+    """Whatever they are kept in: a conversion copies them, and so hides that they are the same."""
+    X, y = table()
+    if form == "frame":
+        form = pytest.importorskip("pandas").DataFrame
+    rows = X.tolist() if form == "list" else form(X)
     with pytest.raises(InvalidArgument, match="X_public is X"):
-        PPSGDClassifier(max_iter=2).fit(X, y, X, y)
+        PPSGDClassifier(max_iter=2).fit(rows, y, rows, y)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64])
+def test_some_of_the_private_rows_are_not_public(kind: Any) -> None:
+    X, y = table()
+    rows = (10 * X).astype(kind)
+    for part in (slice(5), slice(3, None, 7), slice(None, None, -1)):
+        with pytest.raises(InvalidArgument, match="or a part of it"):
+            PPSGDClassifier(max_iter=2).fit(rows, y, rows[part], y[part])
+    PPSGDClassifier(max_iter=2).fit(rows[::2], y[::2], rows[1::2], y[1::2])  # apart, in one memory
 
 
 @pytest.mark.parametrize("estimator", [PPSGDClassifier, AGDAverageClassifier, MirrorDescentClassifier])

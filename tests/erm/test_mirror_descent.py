@@ -174,7 +174,9 @@ def test_on_a_round_public_loss_it_is_dp_sgd_from_a_warm_start() -> None:
     assert np.allclose(fits[0].coef_, fits[1].coef_, rtol=1e-9)
     cold = MirrorDescentRegressor(**SEEDED).fit(X, y)
     assert not np.allclose(fits[1].coef_, cold.coef_, rtol=0.1)
-    bent = [MirrorDescentRegressor(**SEEDED, mirror=m).fit(X, y, X[:50], y[:50]) for m in ("public", "euclidean")]
+    bent = [
+        MirrorDescentRegressor(**SEEDED, mirror=m).fit(X, y, X[:50].copy(), y[:50]) for m in ("public", "euclidean")
+    ]
     assert not np.allclose(bent[0].coef_, bent[1].coef_, rtol=0.1)
 
 
@@ -185,7 +187,9 @@ def test_a_step_is_the_inverse_of_the_public_curvature_times_the_gradient(public
     other, eta, clip, l2, strength = np.clip(y + 0.4, -1, 1), 0.8, 0.3, 0.02, 0.05
     options: dict[str, Any] = {**SEEDED, "max_iter": 1, "learning_rate": eta, "clip": clip, "l2": l2}
     models = [
-        MirrorDescentRegressor(**options, strength=strength, batch_size=400).fit(X, targets, X[:public], y[:public])
+        MirrorDescentRegressor(**options, strength=strength, batch_size=400).fit(
+            X, targets, X[:public].copy(), y[:public]
+        )
         for targets in (y, other)
     ]
     P = X[:public]
@@ -238,12 +242,14 @@ def test_a_clean_answer_is_found() -> None:
     """With so large a budget that there is hardly any noise, it ends at the minimum on the private rows."""
     X, y = table(2000)
     options: dict[str, Any] = {"epsilon": 500.0, "batch_size": 2000, "max_iter": 150, "not_private_seed": 0}
-    model = MirrorDescentRegressor(**options, clip=4.0, learning_rate=5.0, strength=0.01).fit(X, y, X[:20], -y[:20])
+    model = MirrorDescentRegressor(**options, clip=4.0, learning_rate=5.0, strength=0.01).fit(
+        X, y, X[:20].copy(), -y[:20]
+    )
     oracle = NonPrivateRegressor(l2=0.0).fit(X, y)
     assert np.allclose(model.coef_, oracle.coef_, atol=0.03)
     names, wrong = np.where(y > 0, "yes", "no"), np.where(y > 0, "no", "yes")
     classifier = MirrorDescentClassifier(**options, clip=1.0, l2=0.05, learning_rate=20.0, strength=0.01)
-    classifier.fit(X, names, X[:20], wrong[:20])
+    classifier.fit(X, names, X[:20].copy(), wrong[:20])
     assert np.allclose(classifier.coef_, NonPrivateClassifier(l2=0.05).fit(X, names).coef_, atol=0.03)
     assert classifier.score(X, names) > 0.8
 

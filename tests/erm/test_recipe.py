@@ -95,6 +95,6 @@ def test_private_values_play_no_part() -> None:
     X = np.random.default_rng(0).uniform(-0.5, 0.5, (400, 3))
     asked = []
     for rows in (X, X * 1e-3, -X, np.full_like(X, np.nan)):
-        model = PPSGDClassifier(epsilon=0.3, classes=(False, True)).fit(rows, X[:, 0] > 0, X[:20], X[:20, 0] > 0)
+        model = PPSGDClassifier(epsilon=0.3, classes=(False, True)).fit(rows, X[:, 0] > 0, X[:20].copy(), X[:20, 0] > 0)
         asked.append([(line.mechanism, line.answers) for line in model.ledger_.asked])
     assert all(lines == asked[0] for lines in asked)

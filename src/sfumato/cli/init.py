@@ -84,6 +84,9 @@ def init(
 
 
 def _roles(data: list[Path]) -> tuple[Path, Path, Path | None]:
+    """Which file is which; refused before anything is looked at, if a public one is the private one."""
+    from sfumato.data.tables import same_rows
+
     if not 2 <= len(data) <= 3:
         raise InvalidArgument(
             f"init was given {len(data)} file(s): name the private, the public and, if there is one, the test file; "
@@ -93,7 +96,7 @@ def _roles(data: list[Path]) -> tuple[Path, Path, Path | None]:
     for role, path in (("private", private), ("public", public), ("test", test)):
         if path is not None and not path.exists():
             raise InvalidArgument(f"{role}={str(path)!r} does not exist: check the path.")
-    if private.suffix != ".npz" and private.resolve() in (public.resolve(), None if test is None else test.resolve()):
+    if same_rows(public, "public", private) or (test is not None and same_rows(test, "test", private)):
         raise InvalidArgument(f"private={str(private)!r} is also public or test: public rows are other people's.")
     return private, public, test
 

@@ -28,6 +28,7 @@ from sfumato.cli.record import check_unchanged, read_record, recorded
 from sfumato.cli.synthesize_job import Job as Making
 from sfumato.cli.train_public import judges, public_rows, trained_on
 from sfumato.cli.train_synthesis import make, prepare_synthesis
+from sfumato.data import cells, class_folders
 from sfumato.data.encoding import Encoding
 from sfumato.data.preprocessing import PREPROCESSING, Preprocessing
 from sfumato.data.tables import Layout, Role, Scaling, Table, class_labels, layout, match, read_table
@@ -121,7 +122,8 @@ def layout_of(config: Config, role: Role, name: str) -> Layout:
     """The layout of a file that the config names, its columns encoded as the config declares."""
     data = config.data
     code = Encoding(columns=data.columns or (), categories=data.categories, ignore=data.ignore, missing=data.missing)
-    found = layout(config.file(name), role, label=data.label, users=data.users, encoding=code)
+    image = _image_shape(config)
+    found = layout(config.file(name), role, label=data.label, users=data.users, encoding=code, image=image)
     for column in data.ranges:
         if column not in found.columns:
             where = f"[data.ranges] names {column!r}, and {role}={str(found.path)!r} has no"
@@ -136,6 +138,17 @@ def layout_of(config: Config, role: Role, name: str) -> Layout:
                 "categories, or list it in ignore."
             )
     return found
+
+
+def _image_shape(config: Config) -> class_folders.Shape | None:
+    """Of images in folders: as declared, or that of the public or test ones; never of a private one."""
+    declared, data = config.model.shape, config.data
+    if declared is not None and len(declared) == 3 and declared[0] in (1, 3):
+        return declared[0], declared[1], declared[2]
+    for role, name in (("public", data.public), ("test", data.test)):
+        if name is not None and config.file(name).is_dir() and not cells.is_dataset(config.file(name)):
+            return class_folders.shape(config.file(name), role)
+    return None
 
 
 def _check_classes(config: Config) -> None:
@@ -386,7 +399,8 @@ def _scaling(job: Job, tables: Mapping[Role, Table]) -> Preprocessing:
 def _batch(job: Job, table: Table, role: Role, prepared: Preprocessing) -> Batch:
     rows = torch.from_numpy(prepared(table.features))
     if job.config.training.loss == "squared-error":
-        return rows, torch.from_numpy(table.labels.astype(np.float32))
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of a private label
+            return rows, torch.from_numpy(table.labels.astype(np.float32))
     return rows, torch.from_numpy(class_labels(table.labels, job.config.model.outputs, role))
 
 

@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.data import cells
+from sfumato.data.arrays import first_array
 from sfumato.data.encoding import word
 from sfumato.data.image_files import image_files, read_images
 from sfumato.data.preprocessing import Preprocessing
+from sfumato.data.tables import npz_names
 from sfumato.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
@@ -59,16 +61,28 @@ def read_rows(path: Path, made: Preprocessing, *, labels: bool = False, private:
     )
 
 
-def holds_private(path: Path, private: Path) -> bool:
-    """Whether rows of this file are the private ones, by its place, also through links; a copy is not known as one."""
+def holds_private(path: Path, private: Path, *, arrays: Sequence[str] = ()) -> bool:
+    """Whether rows of this file are the private ones, by its place, also through links; a copy is not known as one.
+
+    Of an NPZ file the first of `arrays` that it has is read, or what predictions are made for.
+    """
     if not path.exists() or not private.exists():
         return False
     if path.samefile(private):  # an NPZ file may hold private and test rows
-        return path.suffix != ".npz" or _npz_names(path)[0].lower() == "x"
+        return path.suffix != ".npz" or _reads_private(path, arrays)
     if not (path.is_dir() and private.is_dir()):
         return False
     folder = private.resolve()  # of images, of which some may be taken
     return any(file.resolve().is_relative_to(folder) for file in image_files(path, below=True))
+
+
+def _reads_private(path: Path, arrays: Sequence[str]) -> bool:
+    try:
+        private = npz_names(path, "private", None)
+    except InvalidArgument:  # nothing in it can have been trained on
+        return False
+    array = first_array(path, arrays) if arrays else _npz_names(path)[0].lower()
+    return array in {name.lower() for name in private}
 
 
 # ------------------------------------------------------------------------------------------------ named columns

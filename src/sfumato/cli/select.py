@@ -100,6 +100,7 @@ def _chosen(job: Job, path: Path, dry_run: bool) -> tuple[dict[str, Any], str]:
 def _finetuned(
     job: Job, labels: Path | None, oracle: Path | None, *, again: bool, dry_run: bool, progress: bool
 ) -> tuple[dict[str, Any], str]:
+    from sfumato.cli.select_apart import ORACLE_ARRAYS, check_apart
     from sfumato.cli.select_finetune import finetune, unlabelled
     from sfumato.cli.select_job import read_record
     from sfumato.cli.select_pool import read_oracle
@@ -109,9 +110,11 @@ def _finetuned(
     record = read_record(job)
     chosen = record["indices"]
     if labels is not None:
+        check_apart("--labels", labels, job.private)
         labelled, source = read_labels(labels, chosen=chosen, classes=job.classes), "by hand"
     else:
         assert oracle is not None
+        check_apart("--oracle", oracle, job.private, ORACLE_ARRAYS)
         known = read_oracle(oracle)
         if len(known) != len(job.pool.rows):
             raise InvalidArgument(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.cli.augmentation import augmentation
+from sfumato.cli.select_apart import RECORDED, as_record
 from sfumato.cli.select_job import Job
 from sfumato.data.tables import class_labels, layout, read_table
 from sfumato.errors import InvalidArgument
@@ -93,7 +94,7 @@ def _save(run: Run, job: Job, out: Path) -> None:
         lower, upper = job.limits or (None, None)
         per_value = isinstance(lower, list) or isinstance(upper, list)
         limits = {"lower": lower, "upper": upper} if per_value else {"range": job.limits and [lower, upper]}
-        described = {"model": asdict(job.model), "data": limits}
+        described = {"model": asdict(job.model), "data": limits, RECORDED: as_record(job.private, out)}
         (draft / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         if out.exists():
             old = out.with_name(f"{draft.name}.old")

@@ -23,6 +23,7 @@ from sfumato.cli.interruption import CHARGED, interruptible
 from sfumato.cli.model import row_shape
 from sfumato.cli.near_private import close_half_asked, counted, held_reservation
 from sfumato.cli.sections import ModelSection
+from sfumato.cli.select_apart import POOL_ARRAYS, TEST_ARRAYS, PrivateRows, check_apart, private_rows
 from sfumato.cli.select_config import PrivateSection, SelectConfig
 from sfumato.cli.select_ledger import advice, check_delta_of, ledger_of, refusal, reserved
 from sfumato.cli.select_model import (
@@ -74,6 +75,7 @@ class Job:
     classes: tuple[str, ...]
     strategy: Strategy
     asked: QuestionAdvice | None
+    private: tuple[PrivateRows, ...]  # which no other file may be
 
     def settings(self) -> dict[str, Any]:
         """What the choice depends on: the same again gives the same sheet."""
@@ -115,7 +117,12 @@ def prepare(config: SelectConfig) -> Job:
     model = model_section(config, trained)
     if config.private is not None:
         check_size(config.private.size, statement_about(run, config.private.name))
-    pool = read_pool(config.file(config.pool.images), model.shape[0] if model.shape and len(model.shape) == 3 else None)
+    private = private_rows(config, folder, trained)
+    images = config.file(config.pool.images)
+    check_apart("[pool] images", images, private, POOL_ARRAYS)
+    if config.finetune.test is not None:
+        check_apart("[finetune] test", config.file(config.finetune.test), private, TEST_ARRAYS)
+    pool = read_pool(images, model.shape[0] if model.shape and len(model.shape) == 3 else None)
     between = pool_range(config, trained, image_files=pool.names is not None)
     check_within(config.pool.images, pool, between)
     shape = row_shape(model, pool.rows.shape[1:])
@@ -144,6 +151,7 @@ def prepare(config: SelectConfig) -> Job:
         classes=classes,
         strategy=strategy,
         asked=advice(strategy, config.private) if config.private and isinstance(strategy, NearPrivate) else None,
+        private=private,
     )
 
 

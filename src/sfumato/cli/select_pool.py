@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.cli.select_apart import ORACLE_ARRAYS, POOL_ARRAYS
 from sfumato.data.arrays import Array, read_arrays
 from sfumato.data.image_files import ENDINGS, image_files, read_images
 from sfumato.errors import InvalidArgument
@@ -35,7 +36,7 @@ def read_pool(path: Path, channels: int | None) -> Pool:
         return _folder(path, channels)
     if not path.exists():
         raise InvalidArgument(f"[pool] images={str(path)!r} does not exist: check the path.")
-    rows = _array(path, "[pool] images", "x_pool", "x_public", "x", "images")
+    rows = _array(path, "[pool] images", *POOL_ARRAYS)
     if rows.dtype.kind not in "biuf" or rows.ndim < 2 or not len(rows):
         raise InvalidArgument(f"[pool] images={str(path)!r} must hold one row of numbers per image, not {rows.dtype}.")
     if not bool(np.isfinite(rows).all()):
@@ -64,7 +65,7 @@ def read_oracle(path: Path) -> Array:
         except (ValueError, EOFError):
             raise InvalidArgument(f"--oracle={str(path)!r} is not an NPY file: write it with numpy.save.") from None
     else:
-        labels = _array(path, "--oracle", "y_pool", "y_public", "y", "labels")
+        labels = _array(path, "--oracle", *ORACLE_ARRAYS)
     whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all()))
     return labels.astype(np.int64) if whole else labels
 

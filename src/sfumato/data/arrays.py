@@ -15,6 +15,13 @@ from sfumato.errors import InvalidArgument
 Array = npt.NDArray[Any]
 
 
+def first_array(path: Path, names: Sequence[str]) -> str | None:
+    """Which of these arrays an NPZ file has, the first of them, in small letters; no value is read."""
+    with zipfile.ZipFile(path) as archive:
+        known = {name.removesuffix(".npy").lower() for name in archive.namelist()}
+    return next((name for name in names if name in known), None)
+
+
 def read_arrays(path: Path, what: str, choices: Sequence[Sequence[str]]) -> list[Array | None]:
     """The arrays of the first choice whose first name the file has; of its other names, None for one that is missing.
 

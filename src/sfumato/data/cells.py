@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,28 +102,60 @@ def _arrow(path: Path, role: str) -> Any:
     return arrow
 
 
-def _parts(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.glob("*.arrow"))
+def _parts(path: Path, role: str) -> list[Path]:
+    """The files that hold the rows.
+
+    Those of a dataset are named in its state.json: map, sort and filter leave copies beside them, as cache-*.arrow.
+    """
+    if path.is_file():
+        return [path]
+    state = _state(path, role)
+    if state.get("_indices_data_files"):  # as old versions saved what select and shuffle gave
+        raise InvalidArgument(
+            f"{role}={str(path)!r} holds other rows than its dataset shows, since it was saved with indices: call "
+            "flatten_indices() on it, and save it again."
+        )
+    try:
+        files = [file["filename"] for file in state["_data_files"]]
+        named = bool(files) and len(set(files)) == len(files) and all(name == Path(name).name for name in files)
+    except (KeyError, TypeError):
+        named = False
+    if not named:
+        raise InvalidArgument(
+            f"{role}={str(path)!r} has a state.json that does not name the files of its rows, each once and in this "
+            "folder, as _data_files: save the dataset again with save_to_disk."
+        )
+    return [path / name for name in files]
+
+
+def _state(path: Path, role: str) -> dict[str, Any]:
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        raise _unreadable(path, role) from None
+    return state if isinstance(state, dict) else {}
 
 
 def _schema(path: Path, role: str) -> Any:
+    parts = _parts(path, role)
     arrow = _arrow(path, role)
     try:
-        if path.suffix == PARQUET:
+        if path.is_file():
             return arrow.parquet.read_schema(path)
-        with arrow.memory_map(str(_parts(path)[0])) as file:
+        with arrow.memory_map(str(parts[0])) as file:
             return arrow.ipc.open_stream(file).schema
     except (arrow.ArrowInvalid, OSError):
         raise _unreadable(path, role) from None
 
 
 def _batches(path: Path, role: str) -> Iterator[Any]:
+    parts = _parts(path, role)
     arrow = _arrow(path, role)
     try:
-        if path.suffix == PARQUET:
+        if path.is_file():
             yield from arrow.parquet.ParquetFile(path).iter_batches()
             return
-        for part in _parts(path):
+        for part in parts:
             with arrow.memory_map(str(part)) as file:
                 yield from arrow.ipc.open_stream(file)
     except (arrow.ArrowInvalid, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,26 @@ from sfumato.errors import InvalidArgument
 Array = npt.NDArray[Any]
 
 
-def shape(folder: Path, role: str) -> tuple[int, int, int]:
-    """Channels, height and width, from the head of the first file, without a pixel: all must have the same."""
+Shape = tuple[int, int, int]  # channels, height and width
+
+
+def shape(folder: Path, role: str, declared: Shape | None = None) -> Shape:
+    """As declared, or from the head of the first file, without a pixel: all must have the same.
+
+    No private file is looked at: the first one by name, somebody's, would decide what becomes of everybody's.
+    """
+    if role == "private":
+        if declared is None:
+            raise InvalidArgument(
+                f"[model] shape is missing: {role}={str(folder)!r} is a folder of images, whose size and colours are "
+                "not read off private ones, so give shape = [3, height, width], 1 for grey, or a public or test folder."
+            )
+        return declared
     first = next((path for path in image_files(folder, below=True)), None)
     if first is None:
         raise InvalidArgument(f"{role}={str(folder)!r} holds no images: put those of each class into a folder in it.")
-    return _head(first, f"{role}={str(folder)!r}")
+    channels, height, width = _head(first, f"{role}={str(folder)!r}")
+    return channels if declared is None else declared[0], height, width
 
 
 def read(
@@ -34,11 +49,13 @@ def read(
         raise InvalidArgument(f"{role}={str(folder)!r} holds no images in the folders of its classes.")
     images = _images([path for path, _ in files], folder, role, row[0])
     if images.shape[1:] != row:
-        raise InvalidArgument(f"{role}={str(folder)!r} has images of several sizes: bring all to one size.")
+        raise InvalidArgument(
+            f"{role}={str(folder)!r} has images of another size than {row[2]} x {row[1]} pixels: bring all to one size."
+        )
     return images.astype(np.float32), np.array([k for _, k in files], dtype=np.float64)
 
 
-def _head(path: Path, what: str) -> tuple[int, int, int]:
+def _head(path: Path, what: str) -> Shape:
     try:
         from PIL import Image
     except ImportError:
@@ -64,7 +81,9 @@ def _images(files: Sequence[Path], folder: Path, role: str, channels: int | None
     if role != "private":
         return read_images(files, what, channels=channels)
     try:
-        return read_images(files, what, channels=channels)
+        with warnings.catch_warnings():  # which would tell of somebody's file, as of a palette with transparency
+            warnings.simplefilter("ignore")
+            return read_images(files, what, channels=channels)
     except InvalidArgument as error:
         if "Pillow" in str(error):
             raise

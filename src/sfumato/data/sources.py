@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch.utils.data import Dataset, default_collate
 from sfumato.data.samplers import Indices
 from sfumato.errors import InvalidArgument
 from sfumato.objective import Batch
+
+_MOST_WORK = 100_000  # of a search for a common element: a fraction of a second
 
 
 class Source(ABC):
@@ -34,6 +37,10 @@ class Source(ABC):
     @abstractmethod
     def row_bytes(self) -> int:
         """About how much memory one row takes."""
+
+    def shares_rows(self, other: Source) -> bool:
+        """Whether some rows are in both, in the same memory; no value is read, and a copy is not known as one."""
+        return self is other
 
 
 class TensorSource(Source):
@@ -66,9 +73,42 @@ class TensorSource(Source):
     def row_bytes(self) -> int:
         return sum(t[:1].nbytes for t in tree_flatten(self._data)[0])
 
+    def shares_rows(self, other: Source) -> bool:
+        if not isinstance(other, TensorSource):
+            return False
+        own, others = ([_Address(t) for t in tree_flatten(source._data)[0]] for source in (self, other))
+        return any(share_memory(np.asarray(a), np.asarray(b)) for a, b in product(own, others))
+
     def made_up(self, rows: int) -> Batch:
         """Rows of the same types and shapes that hold nothing but zeros."""
         return tree_map(lambda t: torch.zeros(rows, *t.shape[1:], dtype=t.dtype, device=t.device), self._data)
+
+
+def share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """Whether an element is in both. Every second row and the rows between them are apart, and known to be.
+
+    >>> x = np.zeros((10, 3))
+    >>> share_memory(x, x[:2]), share_memory(x[::2], x[1::2])
+    (True, False)
+    """
+    try:
+        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False
+
+
+class _Address:
+    """A tensor's place as numpy takes it, also on a GPU, whose memory cannot be read from here and is not."""
+
+    def __init__(self, t: Tensor) -> None:
+        size = t.element_size()
+        self.__array_interface__ = {
+            "data": (t.data_ptr(), True),
+            "shape": tuple(t.shape),
+            "strides": tuple(n * size for n in t.stride()),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
 
 
 def _shared(array: Any) -> Tensor:
@@ -108,6 +148,9 @@ class DatasetSource(Source):
         if not len(self):
             return 0
         return sum(t.nbytes for t in tree_flatten(self.gather(np.zeros(1, np.int64)))[0] if isinstance(t, Tensor))
+
+    def shares_rows(self, other: Source) -> bool:
+        return isinstance(other, DatasetSource) and other._dataset is self._dataset
 
 
 def as_source(data: Any) -> Source:

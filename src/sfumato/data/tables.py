@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sfumato.data import cells, class_folders
 from sfumato.data.encoding import Encoding, word
+from sfumato.data.user_ids import is_missing
 from sfumato.errors import InvalidArgument
 from sfumato.reading import suggestion
 
@@ -53,16 +54,25 @@ class Table:
 
 
 def layout(
-    path: Path, role: Role, *, label: str | None, users: str | None = None, encoding: Encoding | None = None
+    path: Path,
+    role: Role,
+    *,
+    label: str | None,
+    users: str | None = None,
+    encoding: Encoding | None = None,
+    image: class_folders.Shape | None = None,
 ) -> Layout:
-    """The layout of a file or folder; InvalidArgument if it cannot be one."""
+    """The layout of a file or folder; InvalidArgument if it cannot be one.
+
+    `image`, declared or that of public ones, is what the images of a private folder are.
+    """
     code = encoding or Encoding()
     if not path.exists():
         raise InvalidArgument(f"{role}={str(path)!r} does not exist: check the path.")
     if path.is_dir() and not cells.is_dataset(path):
-        return Layout(path, role, class_folders.shape(path, role))
+        return Layout(path, role, class_folders.shape(path, role, image))
     if _is_npz(path, role):
-        names = _npz_names(path, role, users)
+        names = npz_names(path, role, users)
         return Layout(path, role, _npz_shape(path, role, names[0])[1:])
     if label is None:
         raise InvalidArgument(f"label is missing: name the column of {role}={str(path)!r} that is to be predicted.")
@@ -90,7 +100,7 @@ def match(other: Layout, private: Layout) -> None:
 
     And raise if it is the private one: whatever is computed of public and test rows is not protected.
     """
-    if other.role != "private" and _same_rows(other, private):
+    if other.role != "private" and same_rows(other.path, other.role, private.path):
         raise InvalidArgument(
             f"{other.role}={str(other.path)!r} holds the private rows themselves: give rows of other people."
         )
@@ -110,12 +120,13 @@ def match(other: Layout, private: Layout) -> None:
         )
 
 
-def _same_rows(other: Layout, private: Layout) -> bool:
-    if not other.path.samefile(private.path):  # also through links, hard ones too
+def same_rows(path: Path, role: Role, private: Path) -> bool:
+    """Whether what is read of a file in this role is private, by its place, also through links, hard ones too."""
+    if not path.samefile(private):
         return False
-    return other.path.suffix != ".npz" or _npz_names(other.path, other.role, None) == _npz_names(
-        private.path, private.role, None
-    )
+    if path.suffix != ".npz":
+        return True
+    return npz_names(path, role, None) == npz_names(private, "private", None)  # one file may hold both
 
 
 def read_table(
@@ -216,7 +227,7 @@ def _read_cells(
         features.append(np.hstack([_numbers(table, name, columns[name], line) for name in wanted]))
         labels.append(_labels(table, label, columns[label], classes, line))
         if users in columns:
-            people += [str(cell) for cell in columns[users]]
+            people += _people(table, str(users), columns[users])
         line += len(chunk)
     if not features:
         raise InvalidArgument(f"{role}={str(path)!r} has no rows{'' if code.columns else ' below its header'}.")
@@ -253,6 +264,16 @@ def _labels(table: Layout, name: str, found: Sequence[Any], classes: Sequence[st
     return np.array([float(cell) if classes is None else number_of[word(cell)] for cell in found], dtype=np.float64)
 
 
+def _people(table: Layout, name: str, found: Sequence[Any]) -> list[str]:
+    ids = [word(cell) for cell in found]
+    if any(user in table.encoding.missing or is_missing(user) for user in ids):
+        raise InvalidArgument(
+            f"{table.role}={str(table.path)!r}: column {name!r} has a row without a user id: give every row one, since "
+            "nobody is protected without it."
+        )
+    return ids
+
+
 def _line(role: Role, line: int) -> str:
     return "" if role == "private" else f" (about line {line})"
 
@@ -269,7 +290,7 @@ def _is_npz(path: Path, role: Role) -> bool:
     return path.suffix == ".npz"
 
 
-def _npz_names(path: Path, role: Role, users: str | None) -> tuple[str, str]:
+def npz_names(path: Path, role: Role, users: str | None) -> tuple[str, str]:
     """The arrays of features and labels: X and y, or x_train and y_train (private), x_public, x_test, ..."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -300,7 +321,7 @@ def _npz_shape(path: Path, role: Role, name: str) -> tuple[int, ...]:
 
 def _read_npz(table: Layout, users: str | None) -> Table:
     path, role = table.path, table.role
-    x, y = _npz_names(path, role, users)
+    x, y = npz_names(path, role, users)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             features, labels = arrays[x], arrays[y]

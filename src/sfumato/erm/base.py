@@ -28,7 +28,7 @@ from torch import Tensor
 from sfumato.erm.coordinates import moved
 from sfumato.erm.losses import Logistic, Loss, Needs, Square
 from sfumato.erm.parameters import check_types
-from sfumato.erm.rows import Array, Rows, column, features, numbers, signs, tensor, unit_rows
+from sfumato.erm.rows import Array, Rows, check_apart, column, features, numbers, signs, tensor, unit_rows
 from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import Filter
@@ -97,8 +97,8 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             raise InvalidArgument("X and y have different numbers of rows: give one target per row.")
         validate_data(self, X, reset=True, skip_check_array=True)
         others, public_targets = self._public(X_public, y_public)
-        if others is not None and others.shape == own.shape and others.ctypes.data == own.ctypes.data:
-            raise InvalidArgument("X_public is X: only what everybody may see is public, so split such rows off.")
+        if others is not None:
+            check_apart(X, X_public)
         self._learn_targets(targets, public_targets)
         private = self._as_rows(own, self._targets(targets, "y"))
         if others is None or public_targets is None:
@@ -288,7 +288,8 @@ class Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
         if len(labels) > 2:
             raise InvalidArgument(
                 "Only binary classification is supported. The type of the target is multiclass: wrap the estimator in "
-                "sklearn.multiclass.OneVsRestClassifier, each of whose fits is charged."
+                "sklearn.multiclass.OneVsRestClassifier, whose K fits, one per class, are each charged, and give the "
+                "ledger's account a budget of K * epsilon."
             )
         if len(labels) < 2:
             raise InvalidArgument(
@@ -377,7 +378,8 @@ class Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
 
     def _targets(self, y: Array, what: str) -> Array:
         middle, half = self._middle_and_half()
-        return (numbers(y, what) - middle) / half
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of a private target
+            return (numbers(y, what) - middle) / half
 
     def _store(self, weights: Array, intercept: float) -> None:
         middle, half = self._middle_and_half()

@@ -18,6 +18,7 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 from torch import Tensor
 
+from sfumato.data.sources import share_memory
 from sfumato.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
@@ -28,6 +29,16 @@ class Rows(NamedTuple):
 
     X: Tensor
     y: Tensor
+
+
+def check_apart(X: Any, X_public: Any) -> None:
+    """Raise if public rows are private ones in the same memory, as they were given: a conversion makes a copy."""
+    own, others = (np.asarray(table.data if issparse(table) else table) for table in (X, X_public))  # type: ignore[attr-defined]
+    if X_public is X or share_memory(own, others):
+        raise InvalidArgument(
+            "X_public is X, or a part of it: only what everybody may see is public, so split such rows off, and leave "
+            "them out of X."
+        )
 
 
 def features(X: Any, what: str) -> Array:
@@ -42,10 +53,8 @@ def features(X: Any, what: str) -> Array:
         raise InvalidArgument(f"{what} has a cell that is not a number: encode or remove it.") from None
     if array.ndim != 2:
         raise InvalidArgument(f"{what} is {array.ndim}-dimensional: Reshape your data to one row per example.")
-    if array.shape[1] == 0:
-        raise InvalidArgument(
-            f"{what} has 0 feature(s) (shape=({len(array)}, 0)) while a minimum of 1 is required: add columns."
-        )
+    if array.shape[1] == 0:  # in the words of scikit-learn, but without the number of rows, which may be private
+        raise InvalidArgument(f"{what} has 0 feature(s) (shape=(, 0)) while a minimum of 1 is required: add columns.")
     return array
 
 
@@ -69,8 +78,9 @@ def column(y: Any, what: str, estimator: object) -> Array:
 
 def numbers(y: Array, what: str) -> Array:
     try:
-        return y.astype(np.float64, copy=False)
-    except (TypeError, ValueError):
+        with np.errstate(over="ignore"):  # a warning would tell of a private target
+            return y.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(f"{what} has a target that is not a number: encode or remove it.") from None
 
 

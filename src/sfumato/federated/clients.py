@@ -88,7 +88,7 @@ class LocalClients(Clients):
             raise InvalidArgument(f"records_per_user={records_per_user} must be at least 1.")
         self._objective, self._at_once = objective, at_once
         self._source = as_source(data)
-        self._groups = group_by_user(np.asanyarray(users), len(self._source), records_per_user)
+        self._groups = group_by_user(users, len(self._source), records_per_user)
 
     @property
     def addresses(self) -> Sequence[int]:

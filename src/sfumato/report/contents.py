@@ -35,7 +35,7 @@ class Training:
     statement: Facts = field(default_factory=dict)
     statement_text: str = ""
     steps: Mapping[str, int] = field(default_factory=dict)  # taken, lost, short
-    seconds: float | None = None
+    seconds: float | None = None  # of a record, whose rows are public in truth; a run's depend on private rows
     parameters: int | None = None
     only_trained: bool = True  # False: of `parameters` some may not have been trained
     cell: tuple[str, str, str] | None = None  # spec, row and column of an experiment
@@ -178,7 +178,6 @@ def _run(path: Path, found: Facts) -> Training:
         statement=_statement(found.get("statement", {})),
         statement_text=_text(folder / "statement.txt"),
         steps=_steps(found),
-        seconds=float(found.get("seconds", 0.0)),
         parameters=parameters,
         only_trained=only_trained,
     )

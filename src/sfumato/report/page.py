@@ -132,8 +132,8 @@ def overview(trainings: Sequence[Training]) -> Markup:
         "after",
         "noise multiplier",
         "steps",
-        "seconds",
     )
+    timed = any(t.seconds for t in trainings)
     rows: list[tuple[Value, ...]] = []
     for t in trainings:
         metric = headline(t)
@@ -149,10 +149,10 @@ def overview(trainings: Sequence[Training]) -> Markup:
                 None if metric is None else t.last[metric],
                 t.config.get("noise_multiplier"),
                 f"{t.steps.get('taken', 0)}{also}",
-                t.seconds or None,
+                *([t.seconds or None] if timed else []),
             )
         )
-    return table("All runs", names, rows)
+    return table("All runs", (*names, "seconds") if timed else names, rows)
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:

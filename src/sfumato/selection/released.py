@@ -63,30 +63,10 @@ class Released:
         return torch.cat([value(views) for views in self._passes(rows, self._batch_size)])[: len(_inputs(rows))]
 
     def row_map(self, value: Callable[[Views], Tensor]) -> Callable[[Batch], Tensor]:
-        """A function of the views as a map of *private* rows; `of` has to have seen a public pool before.
-
-        *Formal guarantee.* What it makes of a row depends on that row alone, to the last bit: else a newcomer, who
-        moves all rows behind, would move their votes, too. Kernels may round a row otherwise in another place of a
-        pass, or of memory. So public rows are put into every place of a pass first; unless each comes out of all of
-        them alike, rows pass one by one. Either way every pass has one shape, and memory of its own.
-        """
-        size = self._safe_size(value)
-
-        @torch.no_grad()
-        def mapped(rows: Batch) -> Tensor:
-            return torch.cat([value(views) for views in self._passes(rows, size)])[: len(_inputs(rows))]
-
-        return mapped
-
-    @torch.no_grad()
-    def _safe_size(self, value: Callable[[Views], Tensor]) -> int:
+        """A function of the views as a `row_by_row` map of private rows; `of` has to have seen a public pool before."""
         if self._probes is None:
             raise InvalidArgument("row_map needs public rows to try places with: call of(pool) first.")
-        for row in self._probes:
-            everywhere = value(self._pass(row.expand(self._batch_size, *row.shape).clone()))
-            if not torch.equal(everywhere, everywhere[:1].expand_as(everywhere)):
-                return 1
-        return self._batch_size
+        return row_by_row(lambda inputs: value(self._pass(inputs)), self._probes, self._batch_size)
 
     def of(self, pool: Public) -> Views:
         """The views of a public pool, computed once. Not finite ones are an error: the model has diverged."""
@@ -103,9 +83,7 @@ class Released:
 
     def _passes(self, rows: Batch, size: int) -> Iterator[Views]:
         inputs = _inputs(rows).to(next((p.device for p in self._module.parameters()), torch.device("cpu")))
-        for start in range(0, max(len(inputs), 1), size):
-            # A copy: kernels may also go by where in memory a row begins, which a slice leaves to chance.
-            yield self._pass(_padded(inputs[start : start + size], size).clone(memory_format=torch.contiguous_format))
+        yield from map(self._pass, _parts(inputs, size))
 
     def _pass(self, inputs: Tensor) -> Views:
         seen: list[Tensor] = []
@@ -123,6 +101,39 @@ class Released:
         if logits.ndim != 2 or len(logits) != len(inputs):
             raise InvalidArgument(f"module must give logits (rows, classes), not a tensor of {logits.ndim} dimensions.")
         return Views(seen[0].flatten(1), logits)
+
+
+def row_by_row(one_pass: Callable[[Tensor], Tensor], probes: Tensor, size: int) -> Callable[[Batch], Tensor]:
+    """What `one_pass` makes of inputs, as a map of *private* rows; `probes` are public rows, where the model is.
+
+    *Formal guarantee.* What it makes of a row depends on that row alone, to the last bit: else a newcomer, who moves
+    all rows behind, would move their votes, too. Kernels may round a row otherwise in another place of a pass, or of
+    memory. So public rows are put into every place of a pass first; unless each comes out of all of them alike, rows
+    pass one by one. Either way every pass has one shape, and memory of its own.
+    """
+    at_once = _safe_size(one_pass, probes, size)
+
+    @torch.no_grad()
+    def mapped(rows: Batch) -> Tensor:
+        inputs = _inputs(rows).to(probes.device)
+        return torch.cat([one_pass(part) for part in _parts(inputs, at_once)])[: len(inputs)]
+
+    return mapped
+
+
+@torch.no_grad()
+def _safe_size(one_pass: Callable[[Tensor], Tensor], probes: Tensor, size: int) -> int:
+    for row in probes:
+        everywhere = one_pass(row.expand(size, *row.shape).clone())
+        if not torch.equal(everywhere, everywhere[:1].expand_as(everywhere)):
+            return 1
+    return size
+
+
+def _parts(inputs: Tensor, size: int) -> Iterator[Tensor]:
+    for start in range(0, max(len(inputs), 1), size):
+        # A copy: kernels may also go by where in memory a row begins, which a slice leaves to chance.
+        yield _padded(inputs[start : start + size], size).clone(memory_format=torch.contiguous_format)
 
 
 def _layer(module: nn.Module, name: str | None) -> nn.Module:
