@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
-import torch
 from torch.utils._pytree import tree_flatten
 
 from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sampler
@@ -34,7 +33,7 @@ from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from sfumato.privacy.statement import NOT_PRIVATE, Statement
 from sfumato.questions import Exact, Question, Sealed
 from sfumato.sampled import Sampled, group_by_user
-from sfumato.traces import no_traces
+from sfumato.traces import no_traces, unquoted
 
 _PART_BYTES, _CACHE_BYTES = 256 << 20, 2 << 20  # of gathered rows at a time, for models and for all other questions
 _SHOWN = 64  # units that questions are checked with
@@ -298,25 +297,7 @@ class Private:
         return own_generators(int(self._noise.sampling.integers(2**63))) if draws else nullcontext()
 
     def _inside(self, work: Callable[[], _T]) -> _T:
-        """Keeps the text of errors of code that sees private rows: it may quote a row, or count a batch."""
-        try:
-            return work()
-        except SfumatoError:
-            raise
-        except torch.OutOfMemoryError:  # whose text counts a batch
-            text = (
-                "The device ran out of memory while a question was answered, which stays charged: lower "
-                "performance=Performance(micro_batch=...) or free the device, then go on from the checkpoint."
-            )
-        except Exception as error:
-            if not self._noise.private:
-                raise
-            text = (
-                f"The question failed inside the door with {type(error).__name__}, whose text may quote private rows: "
-                f"{self._on_made_up_rows()}"
-            )
-        # Out here nothing is being handled: else that error, with rows in its frames, would become this one's context.
-        raise SfumatoError(text)
+        return unquoted(work, private=self._noise.private, advice=self._on_made_up_rows)
 
     def _on_made_up_rows(self) -> str:
         """What the objective says of made-up rows of the data's types and row shapes, which may be quoted.

@@ -1,4 +1,4 @@
-"""What a user's code, lent private rows by the door, must not leave behind: warnings, and buffers that moved.
+"""What a user's code, lent private rows by the door, must not leave behind: errors, warnings, and buffers that moved.
 
 The model's own buffers are lent as copies (`objective.py`). Other modules, a teacher in a loss or a network in a row
 map, are not known beforehand: they are seen when they are called.
@@ -8,17 +8,41 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from sfumato.errors import UnsupportedModel
+from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import one_at_a_time
+
+_T = TypeVar("_T")
+
+
+def unquoted(work: Callable[[], _T], *, private: bool, advice: Callable[[], str]) -> _T:
+    """Keeps the text of errors of code that sees private rows: it may quote a row, or count a batch."""
+    try:
+        return work()
+    except SfumatoError:
+        raise
+    except torch.OutOfMemoryError:  # whose text counts a batch
+        text = (
+            "The device ran out of memory while a question was answered, which stays charged: lower "
+            "performance=Performance(micro_batch=...) or free the device, then go on from the checkpoint."
+        )
+    except Exception as error:
+        if not private:
+            raise
+        text = (
+            f"The question failed inside the door with {type(error).__name__}, whose text may quote private rows: "
+            f"{advice()}"
+        )
+    # Out here nothing is being handled: else that error, with rows in its frames, would become this one's context.
+    raise SfumatoError(text)
 
 
 @contextmanager
