@@ -299,6 +299,74 @@ def test_probed_rows_are_finite_and_differ() -> None:
     assert len(torch.unique(probe_rows(torch.ones(1, 4), 5, 0), dim=0)) == 5
 
 
+# What each row is worth decides where it lies. With rows that are alike, all of these leave every row where it was.
+
+
+def written(h: Tensor, order: Tensor) -> Tensor:
+    place = torch.zeros(*h.shape)
+    place.view(-1, h.shape[-1])[order] = h
+    return place
+
+
+MOVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "by mask": lambda h, key: h[key > 0],
+    "by merged mask": lambda h, key: h[None].flatten(0, 1)[key > 0],
+    "by order": lambda h, key: h[key.argsort(stable=True)],
+    "by order, counted from the end": lambda h, key: h.T[..., key.argsort(stable=True)].T,
+    "by a list": lambda h, key: h[key.argsort(stable=True).tolist()],
+    "by places": lambda h, key: h[(key > 0).nonzero()[:, 0]],
+    "by where": lambda h, key: h[torch.where(key > 0)],
+    "sort": lambda h, key: (h * 0 + key[:, None]).sort(0).values + h,
+    "index_select": lambda h, key: h.index_select(0, key.argsort(stable=True)),
+    "gather": lambda h, key: h.gather(0, key.argsort(stable=True)[:, None].expand_as(h)),
+    "take_along_dim": lambda h, key: torch.take_along_dim(h, key.argsort(stable=True)[:, None], 0),
+    "masked_select": lambda h, key: h.masked_select(key[:, None] > 0).reshape(-1, h.shape[1]),
+    "repeat_interleave": lambda h, key: h.repeat_interleave(key.clamp(1, 1), 0),
+    "written": lambda h, key: written(h, key.argsort(stable=True)),
+    "index_copy": lambda h, key: torch.zeros_like(h).index_copy(0, key.argsort(stable=True), h),
+    "scatter": lambda h, key: torch.zeros_like(h).scatter(0, key.argsort(stable=True)[:, None].expand_as(h), h),
+    "shuffled": lambda h, key: h[torch.randperm(len(h)) * 0 + torch.arange(len(h))],
+}
+
+
+class Moved(nn.Module):
+    def __init__(self, move: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.move = nn.Linear(5, 4), nn.Linear(4, 3), move
+
+    def forward(self, x: Tensor, key: Tensor) -> Tensor:
+        return self.second(self.move(torch.tanh(self.first(x)), key))
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_rows_that_their_contents_move_are_refused_although_none_moves_yet(name: str) -> None:
+    """A gradient is attributed by place: a row that moves into another's place would be clipped as that one's."""
+    objective = Objective(Moved(MOVED[name]), squares)
+    with pytest.raises(UnsupportedModel, match="'second' is given rows that were chosen or put in order"):
+        clipped_sum(objective, objective.parameters(), (features(), torch.ones(ROWS).long()), clip=Clip(1.0))
+
+
+STAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one token of each row": lambda h, key: h.reshape(-1, 2, 2)[torch.arange(len(h)), key % 2].repeat(1, 2),
+    "the same, of its type": lambda h, key: h.view(-1, 2, 2)[torch.arange(len(h)).to(key), key % 2].repeat(1, 2),
+    "gathered within rows": lambda h, key: h.gather(1, (key % 2)[:, None] + torch.arange(3)).repeat(1, 2)[:, :4],
+    "sorted within rows": lambda h, key: h.sort(1).values,
+    "masked in place": lambda h, key: (y := h.clone(), y.__setitem__(key > 2, 0.0))[0],
+    "a table": lambda h, key: h + torch.eye(9)[key][:, :4],
+    "time first": lambda h, key: h.view(-1, 2, 2).transpose(0, 1)[key % 2, torch.arange(len(h))].repeat(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_is_chosen_within_rows_is_accepted_and_right(name: str) -> None:
+    torch.manual_seed(0)
+    objective = Objective(Moved(STAYS[name]), squares)
+    params, batch = objective.parameters(), (features(), torch.arange(ROWS))
+    rows = oracle.one_by_one(objective, params, batch, ROWS)
+    truth = {n: g.sum(0) for n, g in oracle.clipped(rows, Clip(1e-2)).items()}
+    assert oracle.relative_error(clipped_sum(objective, params, batch, clip=Clip(1e-2)), truth) <= 1e-5
+
+
 # ------------------------------------------------------------------------------------------------ accepted
 
 
@@ -477,3 +545,25 @@ def test_a_longer_sequence_than_the_probed_one_is_right() -> None:
         rows = oracle.one_by_one(objective, params, x, ROWS)
         truth = {n: g.sum(0) for n, g in oracle.clipped(rows, Clip(0.1)).items()}
         assert oracle.relative_error(clipped_sum(objective, params, x, clip=Clip(0.1)), truth) <= 1e-10
+
+
+class Trimmed(nn.Module):
+    """As long as the longest row, with rows and time in one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, : int((x[:, :, 0] > 0).sum(1).max())]
+        return self.layer(x.reshape(-1, 5)).reshape(*x.shape[:2], 4).sum(1)
+
+
+def test_another_size_per_row_than_the_probed_one_is_refused() -> None:
+    """It may divide by the number of rows and be something else than rows x time."""
+    objective = Objective(Trimmed(), squares)
+    x = torch.rand(ROWS, 4, 5) + 1
+    clipped_sum(objective, objective.parameters(), x, clip=Clip(1.0))
+    x[:, 2:] = -1
+    with pytest.raises(UnsupportedModel, match="another size per example"):
+        clipped_sum(objective, objective.parameters(), x, clip=Clip(1.0))

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.errors import UnsupportedModel
 from sfumato.generators import seed_torch
 from sfumato.gradients.clip import Clip
+from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
 from sfumato.gradients.passes import Performance, check_losses, exact_products, per_unit, rows_of
@@ -286,11 +287,11 @@ def _mixing_message(objective: Objective, worst: str) -> str:
 def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, minor: bool) -> Trace:
     originals = dict(objective.module.named_parameters())
 
-    def run(rows: int, uses: frozenset[Key]) -> TraceMode:
+    def run(rows: int, uses: frozenset[Key], earlier: Flow | None) -> TraceMode:
         seed_torch(0)
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         lent = probe_rows(batch, rows, 0)
-        mode = TraceMode(leaves, originals, lent, rows, uses)
+        mode = TraceMode(leaves, originals, lent, uses, earlier)
         with mode:
             objective.losses(leaves, lent)
         return mode

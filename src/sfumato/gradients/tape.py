@@ -7,7 +7,7 @@ there are fold = rows / units rows to a unit (its records x views), and rules su
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,18 +19,26 @@ from sfumato.gradients.factored import Outer
 
 @dataclass(frozen=True)
 class Layout:
-    """The dimension of a tensor that counts rows, of size rows * m. `minor`: rows vary fastest, as in (time, rows)."""
+    """The dimension of a tensor that counts rows, of size rows * m. `minor`: rows vary fastest, as in (time, rows).
+
+    `known` are the m that the model was probed with. Another one may still divide by the number of rows, though what
+    it counts is no longer rows x length.
+    """
 
     dim: int
     minor: bool = False
+    known: frozenset[int] = field(default=frozenset(), compare=False)
+
+    def joined(self, other: Layout) -> Layout:
+        return replace(self, known=self.known | other.known)
 
     def split(self, x: Tensor, rows: int) -> tuple[Tensor, int]:
         """Unflatten the dimension; return the tensor and the position of the rows' own dimension."""
         m, rest = divmod(x.shape[self.dim], rows)
-        if rest:
+        if rest or (self.known and m not in self.known):
             raise UnsupportedModel(
-                "A dimension that holds the examples is not a multiple of their number: the model's shapes depend on "
-                "the data; pad to one length per batch."
+                "A dimension that holds the examples has another size per example than it was probed with: the model's "
+                "shapes depend on the data; pad to one length, outside the model."
             )
         if self.minor:
             return torch.unflatten(x, self.dim, (m, rows)), self.dim + 1
