@@ -367,6 +367,136 @@ def test_what_is_chosen_within_rows_is_accepted_and_right(name: str) -> None:
     assert oracle.relative_error(clipped_sum(objective, params, batch, clip=Clip(1e-2)), truth) <= 1e-5
 
 
+# Losses that look at other rows, but not so that three ordinary rows would show it.
+
+Logits = Callable[[Tensor, Tensor], Tensor]
+
+
+def softmax_by_hand(z: Tensor, labels: Tensor) -> Tensor:
+    """Stabilised by the largest logit of all rows: one row of 300 silences everybody."""
+    e = (z - z.max()).exp()
+    return -(e / e.sum(1, keepdim=True)).gather(1, labels[:, None])[:, 0].log()
+
+
+def ramped(z: Tensor, labels: Tensor, weight: float = 0.0) -> Tensor:
+    """In-batch negatives, with a weight that is still zero."""
+    f = F.normalize(z, dim=1)
+    apart = F.cross_entropy(f @ f.T, torch.arange(len(z)), reduction="none")
+    return F.cross_entropy(z, labels, reduction="none") + weight * apart
+
+
+def without_outliers(z: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(z, labels, reduction="none")
+    return losses.clamp(max=float((losses.mean() + 3 * losses.std()).detach()))
+
+
+def below_quantile(z: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(z, labels, reduction="none")
+    return losses * (losses <= losses.detach().quantile(0.9))
+
+
+def hardest(z: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(z, labels, reduction="none")
+    return losses * torch.zeros_like(losses).scatter(0, losses.topk(int(0.7 * len(z))).indices, 1.0)
+
+
+UNSEEN: dict[str, Logits] = {
+    "softmax by hand": softmax_by_hand,
+    "a small penalty": lambda z, y: F.cross_entropy(z, y, reduction="none") + 1e-4 * z.mean(0).square().sum(),
+    "a tiny penalty": lambda z, y: F.cross_entropy(z, y, reduction="none") + 1e-12 * z.mean(0).square().sum(),
+    "ramped up later": ramped,
+    "without outliers": without_outliers,
+    "below a quantile": below_quantile,
+    "the hardest": hardest,
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_other_rows_are_seen_by_what_spoils_them(name: str) -> None:
+    def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return UNSEEN[name](module(batch[0]), batch[1])
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        objective = Objective(nn.Linear(5, 3), loss)
+        batch = torch.randn(9, 5), torch.randint(0, 3, (9,))
+        with pytest.raises(UnsupportedModel, match="act on each other"):
+            clipped_sum(objective, objective.parameters(), batch, clip=Clip(1.0))
+
+
+INTEGERS: dict[str, Callable[[nn.Embedding, Tensor], Tensor]] = {
+    "a table": lambda table, t: (z := table(t).sum(1)).square().sum(1) + 1e-9 * z.mean(0).square().sum(),
+    "a frozen table": lambda table, t: squares(table, t) + 1e-9 * F.embedding(t, torch.eye(9)).mean(),
+    "merged with time": lambda table, t: squares(table, t) + 1e-9 * F.embedding(t.T.flatten(), torch.eye(9)).mean(),
+    "a cast": lambda table, t: squares(table, t) + 1e-9 * t.float().mean(),
+    "counts": lambda table, t: squares(table, t) + 1e-9 * (torch.bincount(t[:, 0], minlength=9) / len(t)).max(),
+    "one-hot": lambda table, t: squares(table, t) + 1e-9 * F.one_hot(t, 9).to(table.weight).mean(),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_spoiled_where_numbers_are_made_of_them(name: str) -> None:
+    tokens = torch.arange(ROWS * 4).reshape(ROWS, 4) % 9
+    objective = Objective(nn.Embedding(9, 4).double(), INTEGERS[name])  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModel, match="act on each other"):
+        clipped_sum(objective, objective.parameters(), tokens, clip=Clip(1.0))
+
+
+class PackedAttention(nn.Module):
+    """All rows in one long sequence, with a mask: nothing is attended to across rows, except times zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, row = self.project(x.flatten(0, 1)), torch.arange(len(x)).repeat_interleave(x.shape[1])
+        apart = (flat @ flat.T).masked_fill(row[:, None] != row[None], -torch.inf)
+        return (apart.softmax(1) @ flat).reshape(x.shape)
+
+
+def test_packed_attention_is_refused_since_zero_times_nan_is_nan() -> None:
+    """A row that is not finite would make everybody's gradient so: they would all be dropped."""
+    objective = Objective(PackedAttention(), squares)
+    with pytest.raises(UnsupportedModel, match="act on each other"):
+        clipped_sum(objective, objective.parameters(), features(3, 4), clip=Clip(1.0))
+
+
+class Variational(nn.Module):
+    """`torch.distributions` has an error for NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(5, 4), nn.Linear(2, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, scale = self.encode(x).chunk(2, 1)
+        return self.decode(torch.distributions.Normal(mean, F.softplus(scale) + 1e-3, validate_args=True).mean) - x
+
+
+class TimeAndRows(nn.Module):
+    """A table read at rows and time in one dimension, the rows varying fastest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4).requires_grad_(False), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = self.table(tokens.T.flatten()).reshape(*tokens.T.shape, 4)
+        return self.head(found.sum(0))
+
+
+def test_models_with_an_error_for_nan_are_shown_large_numbers() -> None:
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        assert torch.isfinite(x).all()
+        return squares(module, x) + 1e-6 * module(x).mean()
+
+    clipped_sum(o := Objective(Variational(), squares), o.parameters(), features(), clip=Clip(1.0))
+    objective = Objective(nn.Linear(5, 2), loss)
+    with pytest.raises(UnsupportedModel, match="act on each other"):
+        clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+
+
 # ------------------------------------------------------------------------------------------------ accepted
 
 
@@ -490,6 +620,8 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any]]] = {
     "batch norm in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).eval(), squares, features),
     "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)).eval(), squares, features),
     "all alike": (lambda: nn.Linear(5, 4), squares, lambda: torch.ones(ROWS, 5)),
+    "distribution": (Variational, squares, features),
+    "rows vary fastest": (TimeAndRows, squares, lambda: torch.arange(ROWS * 4).reshape(ROWS, 4) % 9),
     "one row": (lambda: nn.Linear(5, 4), squares, lambda: features()[:1]),
 }
 

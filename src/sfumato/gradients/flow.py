@@ -38,7 +38,8 @@ _SHAPE_OF = frozenset(
     getattr(place, name)
     for place, name in (
         *itertools.product((torch,), ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like")),
-        *itertools.product((Tensor,), ("new_zeros", "new_ones", "new_full", "new_empty")),
+        (torch, "randint_like"),
+        *itertools.product((Tensor,), ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")),
     )
 )
 _FIRST_OF = frozenset({Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as})
@@ -62,6 +63,13 @@ def _storage(tensor: Tensor) -> int:
         return id(tensor)
 
 
+def _sources(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Arguments whose numbers can reach the result."""
+    if func in _SHAPE_OF:
+        return iter(())
+    return tensors_in(args[:1] if func in _FIRST_OF else (args, kwargs))
+
+
 class Flow:
     """Follows what the rows of a batch hold. `earlier` is the same for another number of rows.
 
@@ -79,11 +87,15 @@ class Flow:
         """Whether what is in `values` lies where it does because of what rows hold."""
         return any(_storage(t) in self._moved for t in tensors_in(values))
 
+    def read(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """The arguments whose contents reach the result."""
+        return [t for t in _sources(func, args, kwargs) if self._holds(t)]
+
     def note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """A function was called."""
-        sources = self._sources(func, args, kwargs)
-        decided = func is torch.randperm or any(self._holds(t) for t in sources)
-        moved = self.moved(sources) or self._moves(self._places(func, args, kwargs))
+        read = self.read(func, args, kwargs)
+        decided = func is torch.randperm or read
+        moved = self.moved(_sources(func, args, kwargs)) or self._moves(self._places(func, args, kwargs))
         if not decided and not moved:
             return
         for tensor in tensors_in((out, args[:1] if func is Tensor.__setitem__ else ())):
@@ -91,12 +103,6 @@ class Flow:
             self._contents.add(_storage(tensor))
             if moved:
                 self._moved.add(_storage(tensor))
-
-    @staticmethod
-    def _sources(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        if func in _SHAPE_OF:
-            return []
-        return list(tensors_in(args[:1] if func in _FIRST_OF else (args, kwargs)))
 
     def _holds(self, value: Any) -> bool:
         """Whether a value depends on rows. A list of numbers may have been a tensor once."""

@@ -7,12 +7,15 @@
 3. The trace of `modes.py`: which function uses which parameter, with the examples in which dimension.
 4. The engine agrees with plain autograd, parameter by parameter, on these rows. A use that a rule gets wrong, or that
    nobody saw, cannot pass.
+5. Nor do examples act on each other in a way that ordinary rows hide: a row's loss and gradient stay the same among rows
+   of NaN (`spoiled.py`).
 
 The rows are jittered copies; all that leaves is acceptance, or the name of a module.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -21,7 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -31,8 +34,9 @@ from sfumato.gradients.clip import Clip
 from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
-from sfumato.gradients.passes import Performance, check_losses, exact_products, per_unit, rows_of
+from sfumato.gradients.passes import Addends, Performance, check_losses, exact_products, per_unit, rows_of
 from sfumato.gradients.rules.call import Key
+from sfumato.gradients.spoiled import Entrances, Others
 from sfumato.objective import Batch, Objective
 
 _ROWS = 3
@@ -40,6 +44,7 @@ _LOOKED_AT = 1024  # rows among which probed rows are chosen
 _LARGEST = 1e4  # of a number in a probed row
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
 _DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout})
+_Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
 _Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
 
@@ -198,10 +203,16 @@ def _by_autograd(
 def _compare(objective: Objective, row: int, before: _Found, after: _Found, tolerance: float) -> None:
     """Raise if a row's loss or gradient has changed."""
     (losses, gradients), (changed_losses, (changed,)) = before, after
-    gap = float((changed_losses[row] - losses[row]).abs()) / (1 + float(losses[row].abs()))
-    distance, worst = _distance(changed, gradients[row])
-    if not (gap <= tolerance and distance <= tolerance):
+    gap, worst = _gap((losses[row], gradients[row]), (changed_losses[row], changed))
+    if not gap <= tolerance:
         raise UnsupportedModel(_mixing_message(objective, worst))
+
+
+def _gap(before: _Row, after: _Row) -> tuple[float, str]:
+    """How far a row's loss or gradient has changed, and in which parameter most."""
+    loss = float((after[0] - before[0]).abs()) / (1 + float(before[0].abs()))
+    distance, worst = _distance(after[1], before[1])
+    return (max(loss, distance) if loss == loss else math.inf), worst
 
 
 def _sum(a: Tensor | None, b: Tensor | None, like: Tensor) -> Tensor:
@@ -226,6 +237,11 @@ def _tolerance(params: Mapping[str, Tensor]) -> float:
     return 1e4 * eps if eps < 1e-4 else 0.1
 
 
+def _same(params: Mapping[str, Tensor]) -> float:
+    """The tolerance between two runs of one computation, whose shapes are equal: next to nothing."""
+    return 64 * max(torch.finfo(p.dtype).eps for p in params.values())
+
+
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
     for name, p in params.items():
         if p.dtype not in (torch.float32, torch.float64):
@@ -247,7 +263,7 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     losses, _ = _by_autograd(objective, params, rows, [])
     for keep in (0, _ROWS - 1):
         changed = _by_autograd(objective, params, mixed(rows, others, keep), [keep])
-        _compare(objective, keep, (losses, gradients), changed, tolerance)
+        _compare(objective, keep, (losses, gradients), changed, _same(params))
     with _WithoutDropout():  # whose mask of a row depends on how many rows there are
         few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, _joined(rows, others)))
         again = _by_autograd(objective, params, rows, [0], seed=1)
@@ -259,6 +275,7 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
         found = _trace(objective, params, batch, minor=True)
         distance, worst = _engine_distance(objective, params, rows, found, gradients)
     _refuse_distant(distance, worst, tolerance)
+    _refuse_if_spoiled(objective, params, rows, _joined(rows, others), found)
     return found
 
 
@@ -299,19 +316,73 @@ def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, 
     return trace(run, minor=minor)
 
 
+def _by_engine(objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace) -> Addends:
+    seed_torch(0)
+    return per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
+
+
+def _of_row(addends: Addends, row: int) -> dict[str, Tensor]:
+    """The gradient of one row."""
+    pick = torch.zeros_like(addends.factors)
+    pick[row] = 1
+    return {name: c.weighted_sum(pick, _ROWS) for name, c in addends.contributions.items()}
+
+
 def _engine_distance(
     objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace, gradients: list[dict[str, Tensor]]
 ) -> tuple[float, str]:
     """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
-    seed_torch(0)
-    addends = per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
+    addends = _by_engine(objective, params, rows, found)
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):
-        pick = torch.zeros_like(addends.factors)
-        pick[i] = 1
-        ours = {name: c.weighted_sum(pick, _ROWS) for name, c in addends.contributions.items()}
-        worst = max(worst, _distance(ours, gradient))
+        worst = max(worst, _distance(_of_row(addends, i), gradient))
         size = sum(float(t.double().square().sum()) for t in gradient.values()) ** 0.5
         if float(addends.norms[i]) < size * (1 - (1e-3 if objective.autocast is None else _HALF_TOLERANCE)):
             worst = max(worst, (1.0, worst[1] or next(iter(params))))
     return worst
+
+
+def _refuse_if_spoiled(
+    objective: Objective, params: Mapping[str, Tensor], rows: Batch, more: Batch, found: Trace
+) -> None:
+    """Raise if a row's loss or gradient changes when all other rows are spoiled (`spoiled.py`).
+
+    By the engine: autograd adds gradients of a shared weight up over rows, and zero times NaN is NaN.
+    """
+    entrances = Entrances(more)
+    seed_torch(0)
+    with torch.no_grad(), entrances:
+        objective.losses(params, more)
+    tolerance = _same(params)
+
+    def run(others: Others | None) -> tuple[Tensor, Addends]:
+        losses: list[Tensor] = []
+
+        def loss(module: nn.Module, batch: Batch) -> Tensor:
+            with Entrances(batch, others, entrances.shapes):
+                losses.append(objective.loss(module, batch))
+            return losses[-1]
+
+        spoiled = rows if others is None else others.spoil_batch(rows)
+        addends = _by_engine(Objective(objective.module, loss), params, spoiled, found)
+        return losses[-1].detach(), addends
+
+    def change(before: _Row, keep: int, value: float) -> tuple[float, str] | None:
+        """None if the model raises an error, as it may for NaN. Rows may be major or minor where they are merged."""
+        smallest = None
+        for minor in (False, True):
+            with contextlib.suppress(Exception):
+                losses, addends = run(Others(_ROWS, keep, value, minor))
+                gap = _gap(before, (losses[keep], _of_row(addends, keep)))
+                smallest = gap if smallest is None else min(smallest, gap)
+                if gap[0] <= tolerance:
+                    break
+        return smallest
+
+    losses, addends = run(None)
+    for keep in (0, _ROWS - 1):
+        before = losses[keep], _of_row(addends, keep)
+        # A model that has an error for NaN is shown large numbers; if it has one for these too, nothing can be said.
+        gap = change(before, keep, math.nan) or change(before, keep, _LARGEST)
+        if gap is not None and not gap[0] <= tolerance:
+            raise UnsupportedModel(_mixing_message(objective, gap[1]))
