@@ -497,6 +497,74 @@ def test_models_with_an_error_for_nan_are_shown_large_numbers() -> None:
         clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
 
 
+# Integers cannot be jittered: what depends on them is looked for among the longest, the shortest and rows cut short.
+
+
+class Words(nn.Module):
+    """As long as the longest row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 9)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = tokens[:, : int((tokens != 0).sum(1).max())]
+        return tokens, F.cross_entropy(self.head(self.table(tokens)).transpose(1, 2), tokens, reduction="none")
+
+
+def over_longest(module: nn.Module, tokens: Tensor) -> Tensor:
+    tokens, nll = module(tokens)
+    return (nll * (tokens != 0)).mean(1)
+
+
+def over_own_length(module: nn.Module, tokens: Tensor) -> Tensor:
+    """A row without any token is worth 0 / 0."""
+    tokens, nll = module(tokens)
+    return (nll * (tokens != 0)).sum(1) / (tokens != 0).sum(1)
+
+
+def of_length(rows: int, length: int) -> Tensor:
+    tokens = torch.zeros(rows, 8, dtype=torch.long)
+    tokens[:, :length] = torch.randint(1, 9, (rows, length))
+    return tokens
+
+
+def test_the_longest_row_is_no_measure_for_others_although_all_are_of_one_length() -> None:
+    torch.manual_seed(0)
+    objective = Objective(Words(), over_longest)
+    with pytest.raises(UnsupportedModel, match="act on each other"):
+        clipped_sum(objective, objective.parameters(), of_length(40, 4), clip=Clip(1.0))
+
+
+@pytest.mark.parametrize("lengths", [[4] * 40, [4, 2, 7, 5] * 10, [4] * 5 + [0] + [4] * 34])
+def test_rows_may_be_cut_to_the_longest_and_one_that_is_empty_does_not_decide(lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    objective = Objective(Words(), over_own_length)
+    params, tokens = objective.parameters(), torch.cat([of_length(1, length) for length in lengths])
+    there = tokens[(tokens != 0).any(1)]
+    rows = oracle.one_by_one(objective, params, there, len(there))
+    truth = {n: g.sum(0) for n, g in oracle.clipped(rows, Clip(0.1)).items()}
+    assert oracle.relative_error(clipped_sum(objective, params, tokens, clip=Clip(0.1)), truth) <= 1e-5
+
+
+def test_integers_that_were_alike_are_looked_at_again_when_they_differ() -> None:
+    def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return squares(module, batch[0]) * (batch[1] == int(batch[1].max()))
+
+    objective = Objective(nn.Linear(5, 4), loss)
+    params, lengths = objective.parameters(), torch.full((ROWS,), 3)
+    clipped_sum(objective, params, (features(), lengths), clip=Clip(1.0))
+    lengths[2] = 4
+    with pytest.raises(UnsupportedModel, match="act on each other"):
+        clipped_sum(objective, params, (features(), lengths), clip=Clip(1.0))
+
+
+def test_batch_norm_over_tokens_is_refused_although_all_rows_are_alike() -> None:
+    objective = Objective(Tokens(), squares)
+    with pytest.raises(UnsupportedModel, match="'norm' normalises"):
+        clipped_sum(objective, objective.parameters(), torch.tensor([[1, 2, 3]] * 8), clip=Clip(1.0))
+
+
 # ------------------------------------------------------------------------------------------------ accepted
 
 

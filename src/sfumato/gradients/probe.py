@@ -7,8 +7,8 @@
 3. The trace of `modes.py`: which function uses which parameter, with the examples in which dimension.
 4. The engine agrees with plain autograd, parameter by parameter, on these rows. A use that a rule gets wrong, or that
    nobody saw, cannot pass.
-5. Nor do examples act on each other in a way that ordinary rows hide: a row's loss and gradient stay the same among rows
-   of NaN (`spoiled.py`).
+5. Nor do examples act on each other in a way that ordinary rows hide: a row's loss and gradient stay what they are
+   among rows of NaN (`spoiled.py`), and among longer and shorter ones.
 
 The rows are jittered copies; all that leaves is acceptance, or the name of a module.
 """
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from sfumato.errors import UnsupportedModel
+from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.flow import Flow
@@ -41,6 +41,8 @@ from sfumato.objective import Batch, Objective
 
 _ROWS = 3
 _LOOKED_AT = 1024  # rows among which probed rows are chosen
+_ENTRIES = 1 << 18  # among which the commonest is looked for
+_EXTREMES = 4
 _LARGEST = 1e4  # of a number in a probed row
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
 _DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout})
@@ -55,7 +57,7 @@ class Probe:
 
     def __init__(self, objective: Objective) -> None:
         self._objective = weakref.ref(objective)
-        self._traces: dict[Any, Trace] = {}
+        self._traces: dict[Any, tuple[Trace, frozenset[int]]] = {}
         self.sizes: dict[Any, int] = {}
         """Micro-batches that were chosen, by what is asked."""
         self.graphs = Graphs()
@@ -70,11 +72,14 @@ class Probe:
         objective = self._objective()
         assert objective is not None
         signature = self._signature(objective, params, batch)
-        if signature not in self._traces:
+        found, alike = self._traces.get(signature, (None, frozenset()))
+        # Integers that were the same in all rows say nothing about what happens when they differ.
+        if found is None or (alike and not alike <= _alike(batch)):
             devices = {p.device for p in params.values() if p.device.type == "cuda"}
             with torch.random.fork_rng(devices=list(devices)), exact_products(Performance(), recurring=False):
-                self._traces[signature] = _investigate(objective, params, batch)
-        return self._traces[signature]
+                found = _investigate(objective, params, batch)
+            self._traces[signature] = found, _alike(batch)
+        return found
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
         """check(function, rows), every time; but a frozen dataclass, which cannot change, once for such rows."""
@@ -98,20 +103,62 @@ def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
 
     Numbers are cut to a usual size: a row that overflows in the model must not decide whether the model is accepted.
     """
-    generator = torch.Generator().manual_seed(seed)
     order = _distinct_first(batch)
+    return _jittered(_taken(batch, order[(torch.arange(count) + seed) % len(order)]), seed)
 
-    def take(value: Any) -> Any:
-        if not isinstance(value, Tensor):
+
+def _taken(batch: Batch, rows: Tensor) -> Batch:
+    return tree_map(lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t, batch)
+
+
+def _jittered(batch: Batch, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def jitter(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        rows = value[order[(torch.arange(count) + seed) % len(order)].to(value.device)]
-        if not rows.is_floating_point():
-            return rows
-        rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0).clamp(-_LARGEST, _LARGEST)
-        jitter = torch.rand(rows.shape, generator=generator).to(rows) * 2 - 1
-        return rows + 0.05 * (1 + rows.abs()) * jitter
+        rows = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0).clamp(-_LARGEST, _LARGEST)
+        by = torch.rand(rows.shape, generator=generator).to(rows) * 2 - 1
+        return rows + 0.05 * (1 + rows.abs()) * by
 
-    return tree_map(take, batch)
+    return tree_map(jitter, batch)
+
+
+def _integers(batch: Batch) -> list[Tensor]:
+    """Labels, tokens, lengths, masks: what cannot be jittered, each (rows, entries), of some rows."""
+    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and not t.is_floating_point()]
+    return [t[:_LOOKED_AT].reshape(len(t[:_LOOKED_AT]), -1).long().cpu() for t in tensors if not t.is_complex()]
+
+
+def _alike(batch: Batch) -> frozenset[int]:
+    """Which of the batch's integers are the same in all rows."""
+    return frozenset(i for i, t in enumerate(_integers(batch)) if bool((t == t[:1]).all()))
+
+
+def _commonest(integers: Tensor) -> Tensor:
+    return integers.flatten()[:_ENTRIES].long().mode().values
+
+
+def _extremes(batch: Batch) -> Tensor:
+    """Some rows whose integers are far apart: the shortest and the longest, if the commonest number is padding."""
+    chosen: list[int] = []
+    for t in _integers(batch):
+        padding = (t == _commonest(t)).sum(1)
+        chosen += [int(place) for measure in (padding, t.sum(1)) for place in (measure.argmax(), measure.argmin())]
+    return torch.tensor(list(dict.fromkeys(chosen))[:_EXTREMES], dtype=torch.long)
+
+
+def _cut(rows: Batch, batch: Batch, length: int) -> Batch:
+    """Rows whose integers end after a few, the rest being what is commonest in the batch."""
+
+    def cut(value: Any, like: Any) -> Any:
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.ndim < 2:
+            return value
+        flat = value.reshape(len(value), -1).clone()
+        flat[:, length:] = _commonest(like).to(value)
+        return flat.reshape(value.shape)
+
+    return tree_map(cut, rows, batch)
 
 
 def _distinct_first(batch: Batch) -> Tensor:
@@ -119,9 +166,8 @@ def _distinct_first(batch: Batch) -> Tensor:
 
     Integers cannot be jittered, and rows that are equal would hide that they are mixed.
     """
-    tensors = [t[:_LOOKED_AT] for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
-    integers = [t.reshape(len(t), -1).long().cpu() for t in tensors if not t.is_floating_point()]
-    count = len(tensors[0])
+    integers = _integers(batch)
+    count = next(len(t[:_LOOKED_AT]) for t in tree_flatten(batch)[0] if isinstance(t, Tensor))
     # Steps of about 0.618 of the whole, the golden section: any few of them are spread out.
     step = next(s for s in range(int(0.618 * count), count + 2) if math.gcd(s, count) == 1)
     everything = torch.arange(count) * step % count
@@ -203,7 +249,11 @@ def _by_autograd(
 def _compare(objective: Objective, row: int, before: _Found, after: _Found, tolerance: float) -> None:
     """Raise if a row's loss or gradient has changed."""
     (losses, gradients), (changed_losses, (changed,)) = before, after
-    gap, worst = _gap((losses[row], gradients[row]), (changed_losses[row], changed))
+    _refuse_changed(objective, (losses[row], gradients[row]), (changed_losses[row], changed), tolerance)
+
+
+def _refuse_changed(objective: Objective, before: _Row, after: _Row, tolerance: float) -> None:
+    gap, worst = _gap(before, after)
     if not gap <= tolerance:
         raise UnsupportedModel(_mixing_message(objective, worst))
 
@@ -269,6 +319,7 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
         again = _by_autograd(objective, params, rows, [0], seed=1)
     if torch.equal(few[0], again[0]):  # else there is other randomness, and nothing can be said
         _compare(objective, 0, few, more, tolerance)
+    _refuse_if_integers_matter(objective, params, rows, batch, tolerance)
     found = _trace(objective, params, batch, minor=False)
     distance, worst = _engine_distance(objective, params, rows, found, gradients)
     if distance > tolerance and found.merged:
@@ -277,6 +328,47 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     _refuse_distant(distance, worst, tolerance)
     _refuse_if_spoiled(objective, params, rows, _joined(rows, others), found)
     return found
+
+
+def _refuse_if_integers_matter(
+    objective: Objective, params: Mapping[str, Tensor], rows: Batch, batch: Batch, tolerance: float
+) -> None:
+    """Raise if a row is worth something else where others are longer, shorter, or in other classes.
+
+    The rows that were chosen may all have one length, and integers cannot be jittered: so rows are compared with
+    themselves among the batch's extremes, and a row that is cut short among others that are and that are not.
+    """
+    extremes = _jittered(_taken(batch, _extremes(batch)), 0)
+    pairs = [_attempt(objective, params, _taken(extremes, torch.tensor([i, i])), [0]) for i in range(rows_of(extremes))]
+    usable = [i for i, pair in enumerate(pairs) if _is_finite(pair)]  # an empty row may be worth 0 / 0
+    among = (
+        _attempt(objective, params, _taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
+    )
+    for i, row in zip(usable, among, strict=False):
+        _refuse_changed(objective, pairs[i][0], row, tolerance)
+    last = _ROWS - 1
+    for length in (1, 2) if any(t.shape[1] > 1 for t in _integers(batch)) else ():
+        short = _cut(rows, batch, length)
+        alike, unlike = (_attempt(objective, params, b, [last]) for b in (short, mixed(short, rows, last)))
+        if unlike and _is_finite(alike):
+            _refuse_changed(objective, alike[0], unlike[0], tolerance)
+            break  # else a single token has no loss
+
+
+def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[_Row]:
+    """Some rows; none if the model raises an error: nothing like them need ever have been there."""
+    try:
+        with _WithoutDropout():
+            losses, gradients = _by_autograd(objective, params, batch, rows)
+    except SfumatoError:
+        raise
+    except Exception:
+        return []
+    return list(zip(losses[rows], gradients, strict=True))
+
+
+def _is_finite(found: list[_Row]) -> bool:
+    return bool(found) and all(bool(torch.isfinite(t).all()) for t in (found[0][0], *found[0][1].values()))
 
 
 def _refuse_distant(distance: float, worst: str, tolerance: float) -> None:
