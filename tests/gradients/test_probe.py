@@ -162,6 +162,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], type[
         "act on each other.*weight",
     ),
     "divided by the batch size": (lambda: nn.Linear(5, 4), over_batch_size, features, UnsupportedModel, "act on each"),
+    "divided, with dropout between layers": (
+        lambda: nn.Sequential(nn.LSTM(5, 4, 2, batch_first=True, dropout=0.3)),
+        lambda m, x: m[0](x)[0].square().mean((1, 2)) / len(x),
+        lambda: features(3, 5),
+        UnsupportedModel,
+        "act on each other",
+    ),
     "divided, with dropout": (lambda: nn.Linear(5, 4), with_dropout, features, UnsupportedModel, "act on each other"),
     "normalised over the batch": (lambda: nn.Linear(5, 4), over_batch_sum, features, UnsupportedModel, "act on each"),
     "attention over the batch": (AttendsToBatch, squares, features, UnsupportedModel, "each other|mixes examples"),
@@ -218,6 +225,35 @@ def test_refused_by_name_and_left_as_it_was(name: str) -> None:
     assert all(torch.equal(t, state[n]) for n, t in module.state_dict().items())
     assert {n: sorted(vars(m)) for n, m in module.named_modules()} == attributes
     assert all(p.grad is None for p in module.parameters())
+
+
+CHANCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "rand": lambda x: x * torch.rand(len(x), 1),
+    "normal": lambda x: torch.normal(x, torch.ones(5)) + x,
+    "normal of a size": lambda x: x + torch.normal(0.0, 1.0, size=(len(x), 5)),
+    "normal in place": lambda x: x + torch.empty(len(x), 5).normal_(),
+    "uniform in place": lambda x: x + torch.empty_like(x).uniform_(-1, 1),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.full((len(x), 1), 0.9)),
+    "bernoulli in place": lambda x: x * x.new_empty(len(x), 1).bernoulli_(0.9),
+    "whole numbers": lambda x: x * torch.randint(1, 9, (len(x), 1)),
+    "places": lambda x: x + torch.eye(5)[torch.randint(5, (len(x),))],
+    "gumbel": lambda x: F.gumbel_softmax(x),
+    "multinomial": lambda x: x + torch.multinomial(torch.ones(len(x), 3), 1),
+    "distribution": lambda x: torch.distributions.Normal(x, 1.0).rsample(),
+    "order": lambda x: x + torch.stack([torch.randperm(5) for _ in x]),
+}
+
+
+@pytest.mark.parametrize("name", CHANCE)
+def test_the_size_of_the_batch_is_seen_through_chance(name: str) -> None:
+    """A random number anywhere once switched that comparison off: nobody could say what had been drawn for a row."""
+    for loss in (squares, over_batch_size):
+        torch.manual_seed(0)
+        objective = Objective(nn.Linear(5, 4), lambda module, x, loss=loss: loss(module, CHANCE[name](x)))
+        refused = pytest.raises(UnsupportedModel, match="act on each other")
+        with refused if loss is over_batch_size else contextlib.nullcontext():
+            clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
 
 
 def test_a_refusal_is_not_forgotten() -> None:

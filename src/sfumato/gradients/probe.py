@@ -23,13 +23,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
+from sfumato.gradients.chance import WithoutChance
 from sfumato.gradients.clip import Clip
 from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
@@ -45,7 +44,6 @@ _ENTRIES = 1 << 18  # among which the commonest is looked for
 _EXTREMES = 4
 _LARGEST = 1e4  # of a number in a probed row
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
-_DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout})
 _Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
 _Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
@@ -198,21 +196,6 @@ def _joined(first: Batch, second: Batch) -> Batch:
     return tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, second)
 
 
-class _WithoutDropout(TorchFunctionMode):
-    """Runs the model without its dropout, whatever mode it is in."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.multi_head_attention_forward:
-            kwargs["training"] = False
-        elif func is F.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
-
-
 def _by_autograd(
     objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int], *, seed: int = 0
 ) -> _Found:
@@ -314,10 +297,10 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     for keep in (0, _ROWS - 1):
         changed = _by_autograd(objective, params, mixed(rows, others, keep), [keep])
         _compare(objective, keep, (losses, gradients), changed, _same(params))
-    with _WithoutDropout():  # whose mask of a row depends on how many rows there are
+    with WithoutChance():
         few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, _joined(rows, others)))
         again = _by_autograd(objective, params, rows, [0], seed=1)
-    if torch.equal(few[0], again[0]):  # else there is other randomness, and nothing can be said
+    if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
         _compare(objective, 0, few, more, tolerance)
     _refuse_if_integers_matter(objective, params, rows, batch, tolerance)
     found = _trace(objective, params, batch, minor=False)
@@ -358,7 +341,7 @@ def _refuse_if_integers_matter(
 def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[_Row]:
     """Some rows; none if the model raises an error: nothing like them need ever have been there."""
     try:
-        with _WithoutDropout():
+        with WithoutChance():
             losses, gradients = _by_autograd(objective, params, batch, rows)
     except SfumatoError:
         raise
