@@ -700,6 +700,61 @@ class OwnOperator(nn.Module):
         return out
 
 
+class Adversarial(nn.Module):
+    """Trained on inputs that are moved along the sign of their own gradient (FGSM)."""
+
+    def __init__(self, *, attacks: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.attacks = attacks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.attacks:
+            return self.layers(x) + 0 * self.layers(x)
+        moving = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.layers(moving).sum(), moving)
+        return self.layers(x + 0.1 * gradient.sign())
+
+
+def test_a_gradient_that_the_model_takes_itself_is_no_contribution() -> None:
+    """Switched on after the probe, which would have seen that it is not the whole one."""
+    torch.manual_seed(0)
+    module = Adversarial(attacks=False)
+    objective = Objective(module, squares)
+    params = objective.parameters()
+    clipped_sum(objective, params, features(), clip=Clip(1e-2))
+    module.attacks = True
+    rows = oracle.one_by_one(objective, params, features(), ROWS)
+    truth = {n: g.sum(0) for n, g in oracle.clipped(rows, Clip(1e-2)).items()}
+    assert oracle.relative_error(clipped_sum(objective, params, features(), clip=Clip(1e-2)), truth) <= 1e-5
+
+
+class GradientPenalty(nn.Module):
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        out = self.layers(x)
+        if self.weight:
+            (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            out = out + self.weight * gradient.square().sum(1, keepdim=True)
+        return out + 0 * self.layers(x)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_gradient_of_a_gradient_is_refused_whenever_it_begins(later: bool) -> None:
+    module = GradientPenalty(0.0 if later else 1.0)
+    objective = Objective(module, squares)
+    if later:
+        clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+        module.weight = 1.0
+    with pytest.raises(UnsupportedModel, match="create_graph"):
+        clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+
+
 def lazy() -> nn.Module:
     module = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(2))
     module(features())
@@ -724,6 +779,7 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any]]] = {
     "batch norm in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).eval(), squares, features),
     "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)).eval(), squares, features),
     "all alike": (lambda: nn.Linear(5, 4), squares, lambda: torch.ones(ROWS, 5)),
+    "adversarial": (Adversarial, squares, features),
     "distribution": (Variational, squares, features),
     "rows vary fastest": (TimeAndRows, squares, lambda: torch.arange(ROWS * 4).reshape(ROWS, 4) % 9),
     "one row": (lambda: nn.Linear(5, 4), squares, lambda: features()[:1]),
