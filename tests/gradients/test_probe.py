@@ -729,6 +729,26 @@ def test_a_gradient_that_the_model_takes_itself_is_no_contribution() -> None:
     assert oracle.relative_error(clipped_sum(objective, params, features(), clip=Clip(1e-2)), truth) <= 1e-5
 
 
+class Loop(nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.layer, self.times = nn.Linear(5, 5), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+def test_a_parameter_that_is_used_more_often_later_is_refused_then() -> None:
+    """By an error of the library, not by an assertion, which `python -O` leaves out."""
+    objective = Objective(module := Loop(1), squares)
+    clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+    module.times = 2
+    with pytest.raises(UnsupportedModel, match="'layer' uses 'layer.*' more often than when it was probed"):
+        clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
+
+
 class GradientPenalty(nn.Module):
     def __init__(self, weight: float) -> None:
         super().__init__()
