@@ -193,6 +193,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], type[
     "GRU": (lambda: Recurrent(nn.GRU), squares, lambda: features(3, 5), UnsupportedModel, "gru in 'recurrent'"),
     "RNN": (lambda: Recurrent(nn.RNN), squares, lambda: features(3, 5), UnsupportedModel, "rnn_tanh in 'recurrent'"),
     "packed sequence": (lambda: Packed(nn.LSTM), squares, lambda: features(3, 5), UnsupportedModel, "PackedSequence"),
+    "several copies per row": (
+        lambda: Direct(lambda x, p: x * p.repeat_interleave(len(x), 0).view(len(x), 2, 5).sum(1), (2, 5)),
+        squares,
+        features,
+        UnsupportedModel,
+        "repeat_interleave in 'held'",
+    ),
     "a branch per row": (RowByRow, squares, features, UnsupportedModel, "depends on|control flow"),
     "embedding with max_norm": (
         lambda: nn.Embedding(9, 4, max_norm=0.5),
@@ -745,7 +752,7 @@ def test_a_parameter_that_is_used_more_often_later_is_refused_then() -> None:
     objective = Objective(module := Loop(1), squares)
     clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
     module.times = 2
-    with pytest.raises(UnsupportedModel, match="'layer' uses 'layer.*' more often than when it was probed"):
+    with pytest.raises(UnsupportedModel, match=r"'layer' uses 'layer.*' more often than when it was probed"):
         clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
 
 
@@ -775,6 +782,35 @@ def test_a_gradient_of_a_gradient_is_refused_whenever_it_begins(later: bool) -> 
         clipped_sum(objective, objective.parameters(), features(), clip=Clip(1.0))
 
 
+class Direct(nn.Module):
+    """Parameters of some shapes, and what is done with them."""
+
+    def __init__(self, forward: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(torch.randn(shape) for shape in shapes)
+        self.does = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(x, *self.held)
+
+
+def scaled_without_gradient(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        norm = weight.norm()
+    return F.linear(x, weight / norm)
+
+
+DIRECT: dict[str, Callable[[], nn.Module]] = {
+    "a flat vector": lambda: Direct(lambda x, p: F.linear(x, p[:20].view(4, 5), p[20:]), (24,)),
+    "a matrix twice": lambda: Direct(lambda x, w: torch.einsum("bi,ij,jk->bk", x, w, w), (5, 5)),
+    "a scale that is the shift": lambda: Direct(lambda x, v: F.layer_norm(x, (5,), v, v), (5,)),
+    "a norm without gradient": lambda: Direct(scaled_without_gradient, (4, 5)),
+    "repeated": lambda: Direct(lambda x, p: x * p.repeat_interleave(len(x), 0), (1, 5)),
+    "tiled": lambda: Direct(lambda x, p: x * torch.tile(p, (len(x), 1)), (1, 5)),
+    "tiled vector": lambda: Direct(lambda x, p: x * p.tile(len(x), 1), (5,)),
+}
+
+
 def lazy() -> nn.Module:
     module = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(2))
     module(features())
@@ -800,6 +836,8 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any]]] = {
     "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)).eval(), squares, features),
     "all alike": (lambda: nn.Linear(5, 4), squares, lambda: torch.ones(ROWS, 5)),
     "adversarial": (Adversarial, squares, features),
+    **{name: (make, squares, features) for name, make in DIRECT.items()},
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), squares, features),
     "distribution": (Variational, squares, features),
     "rows vary fastest": (TimeAndRows, squares, lambda: torch.arange(ROWS * 4).reshape(ROWS, 4) % 9),
     "one row": (lambda: nn.Linear(5, 4), squares, lambda: features()[:1]),

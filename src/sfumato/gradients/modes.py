@@ -15,6 +15,7 @@ numbers of rows; nothing is guessed from names or positions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -78,9 +79,11 @@ class ParameterMode(TorchFunctionMode):
         """A function that touches tracked tensors."""
 
     def derive(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
-        """Run a function of parameters alone under ordinary autograd and track what comes out."""
-        with torch.enable_grad():
-            out = func(*args, **kwargs)
+        """Run a function of parameters alone under ordinary autograd and track what comes out.
+
+        What the model computes without gradient, as spectral norm does, is a constant.
+        """
+        out = func(*args, **kwargs)
         label = derived_label(func, used)
         leaves = frozenset().union(*(t.leaves for t in used))
         for tensor in tensors_in((out,)):
@@ -103,9 +106,14 @@ class _Seen:
     key: Key
     shapes: list[tuple[int, ...] | None]
     outputs: list[tuple[int, ...] | None]
-    leaves: frozenset[str]
+    used: list[frozenset[str]]
+    """The parameters in each of its arguments that has any."""
     moved: bool
     """Whether it was given something that lies where it does because of what rows hold."""
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return frozenset().union(*self.used)
 
 
 class TraceMode(ParameterMode):
@@ -154,8 +162,8 @@ class TraceMode(ParameterMode):
             self._taint(out)
         else:
             out = self.derive(func, args, kwargs, used)
-        leaves: frozenset[str] = frozenset().union(*(t.leaves for t in used))
-        call = _Seen(key, _shapes(flat), _shapes(tree_flatten(out)[0]), leaves, self.flow.moved((args, kwargs)))
+        shapes, outputs = _shapes(flat), _shapes(tree_flatten(out)[0])
+        call = _Seen(key, shapes, outputs, [t.leaves for t in used], self.flow.moved((args, kwargs)))
         self.flow.note(func, args, kwargs, out)
         (self.used if is_use else self.derived).append(call)
         return out
@@ -218,7 +226,7 @@ def trace(run: Callable[[int, frozenset[Key], Flow | None], TraceMode], *, minor
                 "dimension first."
             )
         sites[a.key] = same.joined(site)
-        for leaf in a.leaves:
+        for leaf in itertools.chain.from_iterable(a.used):  # one argument, one contribution
             uses[leaf] = uses.get(leaf, 0) + 1
     merged = any(
         size not in (few, None)

@@ -384,7 +384,7 @@ def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, 
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         lent = probe_rows(batch, rows, 0)
         mode = TraceMode(leaves, originals, lent, uses, earlier)
-        with mode:
+        with torch.enable_grad(), mode:
             objective.losses(leaves, lent)
         return mode
 
