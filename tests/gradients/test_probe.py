@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
 from sfumato.gradients import Clip, clipped_sum
-from sfumato.gradients.probe import probe_rows
+from sfumato.gradients.probed_rows import probe_rows
 from sfumato.objective import Loss, Objective, cross_entropy
 from tests.gradients import oracle
 

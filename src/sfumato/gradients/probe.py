@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
@@ -34,15 +34,23 @@ from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
 from sfumato.gradients.passes import Addends, Performance, check_losses, exact_products, per_unit, rows_of
+from sfumato.gradients.probed_rows import (
+    LARGEST,
+    alike_in,
+    cut_short,
+    extremes_of,
+    integers_of,
+    jittered,
+    joined,
+    mixed,
+    probe_rows,
+    taken,
+)
 from sfumato.gradients.rules.call import Key
 from sfumato.gradients.spoiled import Entrances, Others
 from sfumato.objective import Batch, Objective
 
 _ROWS = 3
-_LOOKED_AT = 1024  # rows among which probed rows are chosen
-_ENTRIES = 1 << 18  # among which the commonest is looked for
-_EXTREMES = 4
-_LARGEST = 1e4  # of a number in a probed row
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
 _Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
 _Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
@@ -72,11 +80,11 @@ class Probe:
         signature = self._signature(objective, params, batch)
         found, alike = self._traces.get(signature, (None, frozenset()))
         # Integers that were the same in all rows say nothing about what happens when they differ.
-        if found is None or (alike and not alike <= _alike(batch)):
+        if found is None or (alike and not alike <= alike_in(batch)):
             devices = {p.device for p in params.values() if p.device.type == "cuda"}
             with torch.random.fork_rng(devices=list(devices)), exact_products(Performance(), recurring=False):
                 found = _investigate(objective, params, batch)
-            self._traces[signature] = found, _alike(batch)
+            self._traces[signature] = found, alike_in(batch)
         return found
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
@@ -94,106 +102,6 @@ class Probe:
         kinds = tuple((t.dtype, t.shape[1:]) if isinstance(t, Tensor) else t for t in leaves)
         modes = tuple((type(m), m.training) for m in objective.module.modules())
         return str(spec), kinds, modes, tuple((name, p.dtype, p.device) for name, p in params.items())
-
-
-def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
-    """`count` finite rows that differ from each other: rows of the batch, in turn, jittered where they are numbers.
-
-    Numbers are cut to a usual size: a row that overflows in the model must not decide whether the model is accepted.
-    """
-    order = _distinct_first(batch)
-    return _jittered(_taken(batch, order[(torch.arange(count) + seed) % len(order)]), seed)
-
-
-def _taken(batch: Batch, rows: Tensor) -> Batch:
-    return tree_map(lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t, batch)
-
-
-def _jittered(batch: Batch, seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-
-    def jitter(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        rows = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0).clamp(-_LARGEST, _LARGEST)
-        by = torch.rand(rows.shape, generator=generator).to(rows) * 2 - 1
-        return rows + 0.05 * (1 + rows.abs()) * by
-
-    return tree_map(jitter, batch)
-
-
-def _integers(batch: Batch) -> list[Tensor]:
-    """Labels, tokens, lengths, masks: what cannot be jittered, each (rows, entries), of some rows."""
-    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and not t.is_floating_point()]
-    return [t[:_LOOKED_AT].reshape(len(t[:_LOOKED_AT]), -1).long().cpu() for t in tensors if not t.is_complex()]
-
-
-def _alike(batch: Batch) -> frozenset[int]:
-    """Which of the batch's integers are the same in all rows."""
-    return frozenset(i for i, t in enumerate(_integers(batch)) if bool((t == t[:1]).all()))
-
-
-def _commonest(integers: Tensor) -> Tensor:
-    return integers.flatten()[:_ENTRIES].long().mode().values
-
-
-def _extremes(batch: Batch) -> Tensor:
-    """Some rows whose integers are far apart: the shortest and the longest, if the commonest number is padding."""
-    chosen: list[int] = []
-    for t in _integers(batch):
-        padding = (t == _commonest(t)).sum(1)
-        chosen += [int(place) for measure in (padding, t.sum(1)) for place in (measure.argmax(), measure.argmin())]
-    return torch.tensor(list(dict.fromkeys(chosen))[:_EXTREMES], dtype=torch.long)
-
-
-def _cut(rows: Batch, batch: Batch, length: int) -> Batch:
-    """Rows whose integers end after a few, the rest being what is commonest in the batch."""
-
-    def cut(value: Any, like: Any) -> Any:
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.ndim < 2:
-            return value
-        flat = value.reshape(len(value), -1).clone()
-        flat[:, length:] = _commonest(like).to(value)
-        return flat.reshape(value.shape)
-
-    return tree_map(cut, rows, batch)
-
-
-def _distinct_first(batch: Batch) -> Tensor:
-    """Row numbers, from all over the batch, those first whose integers (labels, tokens) differ.
-
-    Integers cannot be jittered, and rows that are equal would hide that they are mixed.
-    """
-    integers = _integers(batch)
-    count = next(len(t[:_LOOKED_AT]) for t in tree_flatten(batch)[0] if isinstance(t, Tensor))
-    # Steps of about 0.618 of the whole, the golden section: any few of them are spread out.
-    step = next(s for s in range(int(0.618 * count), count + 2) if math.gcd(s, count) == 1)
-    everything = torch.arange(count) * step % count
-    if not integers or not count:
-        return everything
-    _, kind = torch.unique(torch.cat(integers, 1)[everything], dim=0, return_inverse=True)
-    places = torch.arange(count)
-    first = torch.full((int(kind.max()) + 1,), count).scatter_reduce(0, kind, places, "amin").sort().values
-    later = torch.ones(count, dtype=torch.bool)
-    later[first] = False
-    return torch.cat([everything[first], everything[later]])
-
-
-def mixed(first: Batch, second: Batch, keep: int) -> Batch:
-    """`second` with row `keep` taken from `first`."""
-
-    def mix(a: Any, b: Any) -> Any:
-        if not isinstance(a, Tensor):
-            return a
-        b = b.clone()
-        b[keep] = a[keep]
-        return b
-
-    return tree_map(mix, first, second)
-
-
-def _joined(first: Batch, second: Batch) -> Batch:
-    return tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, second)
 
 
 def _by_autograd(
@@ -298,7 +206,7 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
         changed = _by_autograd(objective, params, mixed(rows, others, keep), [keep])
         _compare(objective, keep, (losses, gradients), changed, _same(params))
     with WithoutChance():
-        few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, _joined(rows, others)))
+        few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, joined(rows, others)))
         again = _by_autograd(objective, params, rows, [0], seed=1)
     if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
         _compare(objective, 0, few, more, tolerance)
@@ -309,7 +217,7 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
         found = _trace(objective, params, batch, minor=True)
         distance, worst = _engine_distance(objective, params, rows, found, gradients)
     _refuse_distant(distance, worst, tolerance)
-    _refuse_if_spoiled(objective, params, rows, _joined(rows, others), found)
+    _refuse_if_spoiled(objective, params, rows, joined(rows, others), found)
     return found
 
 
@@ -321,17 +229,17 @@ def _refuse_if_integers_matter(
     The rows that were chosen may all have one length, and integers cannot be jittered: so rows are compared with
     themselves among the batch's extremes, and a row that is cut short among others that are and that are not.
     """
-    extremes = _jittered(_taken(batch, _extremes(batch)), 0)
-    pairs = [_attempt(objective, params, _taken(extremes, torch.tensor([i, i])), [0]) for i in range(rows_of(extremes))]
+    extremes = jittered(taken(batch, extremes_of(batch)), 0)
+    pairs = [_attempt(objective, params, taken(extremes, torch.tensor([i, i])), [0]) for i in range(rows_of(extremes))]
     usable = [i for i, pair in enumerate(pairs) if _is_finite(pair)]  # an empty row may be worth 0 / 0
     among = (
-        _attempt(objective, params, _taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
+        _attempt(objective, params, taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
     )
     for i, row in zip(usable, among, strict=False):
         _refuse_changed(objective, pairs[i][0], row, tolerance)
     last = _ROWS - 1
-    for length in (1, 2) if any(t.shape[1] > 1 for t in _integers(batch)) else ():
-        short = _cut(rows, batch, length)
+    for length in (1, 2) if any(t.shape[1] > 1 for t in integers_of(batch)) else ():
+        short = cut_short(rows, batch, length)
         alike, unlike = (_attempt(objective, params, b, [last]) for b in (short, mixed(short, rows, last)))
         if unlike and _is_finite(alike):
             _refuse_changed(objective, alike[0], unlike[0], tolerance)
@@ -458,6 +366,6 @@ def _refuse_if_spoiled(
     for keep in (0, _ROWS - 1):
         before = losses[keep], _of_row(addends, keep)
         # A model that has an error for NaN is shown large numbers; if it has one for these too, nothing can be said.
-        gap = change(before, keep, math.nan) or change(before, keep, _LARGEST)
+        gap = change(before, keep, math.nan) or change(before, keep, LARGEST)
         if gap is not None and not gap[0] <= tolerance:
             raise UnsupportedModel(_mixing_message(objective, gap[1]))
