@@ -376,3 +376,33 @@ def test_a_stability_that_overflows_is_refused() -> None:
     rows = torch.cat([torch.zeros(1, 3), torch.ones(3, 3)])
     total = clipped_sum(objective, objective.parameters(), rows, clip=Clip(1e27, stability=0.01))
     assert bool(torch.isfinite(total["weight"]).all())
+
+
+# --- rows that move each other ---------------------------------------------------------------------------------------
+
+
+class Unpadded(nn.Module):
+    """Only tokens that are there go through the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 50)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        there, h = tokens != 0, self.table(tokens)
+        out = h.new_zeros(*tokens.shape, 50)
+        out[there] = self.head(h[there])
+        return out
+
+
+def test_tokens_of_one_row_are_not_clipped_as_another_rows() -> None:
+    """Probed with full rows, where `h[there]` is rows x length. Then one long row stood in everybody's place: 44 C."""
+
+    def loss(module: nn.Module, tokens: Tensor) -> Tensor:
+        nll = -module(tokens).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+        return (nll * (tokens != 0)).sum(1)
+
+    torch.manual_seed(0)
+    objective = Objective(Unpadded().double(), loss)
+    with pytest.raises(UnsupportedModel, match="'head' is given rows that were chosen"):
+        clipped_sum(objective, objective.parameters(), torch.randint(1, 50, (16, 64)), clip=Clip(0.1))

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_flatten
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
 from sfumato.gradients.passes import Augment
-from sfumato.gradients.probe import Probe, probe_rows
+from sfumato.gradients.probe import Probe
+from sfumato.gradients.probed_rows import probe_rows
 from sfumato.gradients.rowwise import check_augment, check_row_map
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.mechanisms import DiscreteLaplace, Gaussian, Noise

@@ -15,6 +15,7 @@ numbers of rows; nothing is guessed from names or positions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sfumato.errors import UnsupportedModel
 from sfumato.gradients.contributions import Contribution, Dense
 from sfumato.gradients.factored import Outer
+from sfumato.gradients.flow import Flow, tensors_in
 from sfumato.gradients.rules import decompositions, fallback, native
 from sfumato.gradients.rules.call import Call, Key, Site, function_name
 from sfumato.gradients.tape import Layout, Tape
@@ -46,17 +48,6 @@ class Tracked:
     transpose_of: Tracked | None = None
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Tensors in arguments, however nested; cheap for the usual flat case."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
-
-
 class ParameterMode(TorchFunctionMode):
     """Follows parameters through the model's Python code."""
 
@@ -69,9 +60,9 @@ class ParameterMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._stale and any(id(t) in self._stale for t in _tensors((args, kwargs))):
+        if self._stale and any(id(t) in self._stale for t in tensors_in((args, kwargs))):
             args, kwargs = tree_map(lambda v: self._stale.get(id(v), v), (args, kwargs))
-        used = [self.tracked[id(t)] for t in _tensors((args, kwargs)) if id(t) in self.tracked]
+        used = [self.tracked[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self.tracked]
         if not used:
             return self.other(func, args, kwargs)
         decomposition = decompositions.TABLE.get(func)
@@ -88,12 +79,14 @@ class ParameterMode(TorchFunctionMode):
         """A function that touches tracked tensors."""
 
     def derive(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
-        """Run a function of parameters alone under ordinary autograd and track what comes out."""
-        with torch.enable_grad():
-            out = func(*args, **kwargs)
+        """Run a function of parameters alone under ordinary autograd and track what comes out.
+
+        What the model computes without gradient, as spectral norm does, is a constant.
+        """
+        out = func(*args, **kwargs)
         label = derived_label(func, used)
         leaves = frozenset().union(*(t.leaves for t in used))
-        for tensor in _tensors((out,)):
+        for tensor in tensors_in((out,)):
             if tensor.requires_grad and id(tensor) not in self.tracked:
                 flip = used[0] if used[0].tensor.ndim == 2 and func in _TRANSPOSES else None
                 self.tracked[id(tensor)] = Tracked(tensor, label, leaves, flip)
@@ -113,7 +106,14 @@ class _Seen:
     key: Key
     shapes: list[tuple[int, ...] | None]
     outputs: list[tuple[int, ...] | None]
-    leaves: frozenset[str]
+    used: list[frozenset[str]]
+    """The parameters in each of its arguments that has any."""
+    moved: bool
+    """Whether it was given something that lies where it does because of what rows hold."""
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return frozenset().union(*self.used)
 
 
 class TraceMode(ParameterMode):
@@ -128,32 +128,33 @@ class TraceMode(ParameterMode):
         leaves: Mapping[str, Tensor],
         originals: Mapping[str, Tensor],
         batch: Any,
-        rows: int,
         uses: frozenset[Key],
+        earlier: Flow | None,
     ) -> None:
         super().__init__(leaves, originals)
-        self.rows = rows
+        self.flow = Flow(batch, earlier)
         self.used: list[_Seen] = []
         self.derived: list[_Seen] = []
         self._uses = uses
-        self._alive: list[Tensor] = list(_tensors((batch,)))  # ids stay unique while tensors live
+        self._alive: list[Tensor] = list(tensors_in((batch,)))  # ids stay unique while tensors live
         self._data = {id(t) for t in self._alive}
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        if any(id(t) in self._data for t in _tensors((args, kwargs))):
+        if any(id(t) in self._data for t in tensors_in((args, kwargs))):
             self._taint(out)
+        self.flow.note(func, args, kwargs, out)
         return out
 
     def _taint(self, out: Any) -> None:
-        for tensor in _tensors((out,)):
+        for tensor in tensors_in((out,)):
             self._data.add(id(tensor))
             self._alive.append(tensor)
 
     def seen(self, func: Any, args: Any, kwargs: Any, used: list[Tracked]) -> Any:
         key = Key.of(func, args, kwargs, {i: t.label for i, t in self.tracked.items()})
         flat, spec = tree_flatten((args, kwargs))
-        is_use = key in self._uses or any(id(t) in self._data for t in _tensors(flat))
+        is_use = key in self._uses or any(id(t) in self._data for t in tensors_in(flat))
         if is_use:
             plain = [v.detach() if isinstance(v, Tensor) and id(v) in self.tracked else v for v in flat]
             plain_args, plain_kwargs = tree_unflatten(plain, spec)
@@ -161,8 +162,9 @@ class TraceMode(ParameterMode):
             self._taint(out)
         else:
             out = self.derive(func, args, kwargs, used)
-        leaves: frozenset[str] = frozenset().union(*(t.leaves for t in used))
-        call = _Seen(key, _shapes(flat), _shapes(tree_flatten(out)[0]), leaves)
+        shapes, outputs = _shapes(flat), _shapes(tree_flatten(out)[0])
+        call = _Seen(key, shapes, outputs, [t.leaves for t in used], self.flow.moved((args, kwargs)))
+        self.flow.note(func, args, kwargs, out)
         (self.used if is_use else self.derived).append(call)
         return out
 
@@ -187,12 +189,13 @@ class Trace:
     merged: bool
 
 
-def trace(run: Callable[[int, frozenset[Key]], TraceMode], *, minor: bool = False) -> Trace:
+def trace(run: Callable[[int, frozenset[Key], Flow | None], TraceMode], *, minor: bool = False) -> Trace:
     """Compare two runs with different numbers of rows; `minor` decides for rows merged with another dimension."""
     few, many = 5, 7
     known: frozenset[Key] = frozenset()
     while True:
-        modes = [run(few, known), run(many, known)]
+        modes = [run(few, known, None)]
+        modes.append(run(many, known, modes[0].flow))
         for lists in ([m.used for m in modes], [m.derived for m in modes]):
             if [c.key for c in lists[0]] != [c.key for c in lists[1]]:
                 raise UnsupportedModel(
@@ -208,15 +211,22 @@ def trace(run: Callable[[int, frozenset[Key]], TraceMode], *, minor: bool = Fals
     sites: dict[Key, Site] = {}
     uses: dict[str, int] = {}
     for a, b in zip(first, second, strict=True):
+        if b.moved:
+            raise UnsupportedModel(
+                f"{a.key.name} in {_modules(a.leaves)} is given rows that were chosen or put in order by what they "
+                "hold: leave every row in its place, and weigh by a mask what does not count."
+            )
         args = dict(_layouts(a.shapes, b.shapes, few, many, a, minor))
         outputs = dict(_layouts(a.outputs, b.outputs, few, many, a, minor))
         site = Site(args, outputs)
-        if sites.setdefault(a.key, site) != site:
+        same = sites.get(a.key, site)
+        if same != site:
             raise UnsupportedModel(
                 f"{a.key.name} uses {_modules(a.leaves)} with the examples in different dimensions: keep the batch "
                 "dimension first."
             )
-        for leaf in a.leaves:
+        sites[a.key] = same.joined(site)
+        for leaf in itertools.chain.from_iterable(a.used):  # one argument, one contribution
             uses[leaf] = uses.get(leaf, 0) + 1
     merged = any(
         size not in (few, None)
@@ -262,8 +272,8 @@ def _layouts(
                 f"{call.key.name} in {_modules(call.leaves)} mixes examples: its shapes grow with the batch in a way "
                 "that no single example explains; use a layer that treats examples one by one."
             )
-        merged = a[moving[0]] != few
-        yield position, Layout(moving[0], minor=minor and merged)
+        m = a[moving[0]] // few
+        yield position, Layout(moving[0], minor=minor and m != 1, known=frozenset([m]))
 
 
 def _modules(leaves: frozenset[str]) -> str:

@@ -282,7 +282,11 @@ class _Collected:
             )
 
     def _finish(self, name: str, parts: list[Contribution]) -> None:
-        assert name not in self._done, "a parameter was used more often than its trace says"
+        if name in self._done:  # norms have been taken: what comes later would be added without a bound
+            raise UnsupportedModel(
+                f"Module {module_of(name)!r} uses {name!r} more often than when it was probed: make its control flow "
+                "independent of the data, and of how often it was called."
+            )
         shift = self._shifts[name]
         whole = combined(parts, shift, ghost=self._performance.ghost)
         parts.clear()  # else its factors would live as long as this

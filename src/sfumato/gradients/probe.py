@@ -7,12 +7,15 @@
 3. The trace of `modes.py`: which function uses which parameter, with the examples in which dimension.
 4. The engine agrees with plain autograd, parameter by parameter, on these rows. A use that a rule gets wrong, or that
    nobody saw, cannot pass.
+5. Nor do examples act on each other in a way that ordinary rows hide: a row's loss and gradient stay what they are
+   among rows of NaN (`spoiled.py`), and among longer and shorter ones.
 
 The rows are jittered copies; all that leaves is acceptance, or the name of a module.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -20,25 +23,36 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
-from sfumato.errors import UnsupportedModel
+from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
+from sfumato.gradients.chance import WithoutChance
 from sfumato.gradients.clip import Clip
+from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
-from sfumato.gradients.passes import Performance, check_losses, exact_products, per_unit, rows_of
+from sfumato.gradients.passes import Addends, Performance, check_losses, exact_products, per_unit, rows_of
+from sfumato.gradients.probed_rows import (
+    LARGEST,
+    alike_in,
+    cut_short,
+    extremes_of,
+    integers_of,
+    jittered,
+    joined,
+    mixed,
+    probe_rows,
+    taken,
+)
 from sfumato.gradients.rules.call import Key
+from sfumato.gradients.spoiled import Entrances, Others
 from sfumato.objective import Batch, Objective
 
 _ROWS = 3
-_LOOKED_AT = 1024  # rows among which probed rows are chosen
-_LARGEST = 1e4  # of a number in a probed row
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
-_DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout})
+_Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
 _Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
 
@@ -49,7 +63,7 @@ class Probe:
 
     def __init__(self, objective: Objective) -> None:
         self._objective = weakref.ref(objective)
-        self._traces: dict[Any, Trace] = {}
+        self._traces: dict[Any, tuple[Trace, frozenset[int]]] = {}
         self.sizes: dict[Any, int] = {}
         """Micro-batches that were chosen, by what is asked."""
         self.graphs = Graphs()
@@ -64,11 +78,14 @@ class Probe:
         objective = self._objective()
         assert objective is not None
         signature = self._signature(objective, params, batch)
-        if signature not in self._traces:
+        found, alike = self._traces.get(signature, (None, frozenset()))
+        # Integers that were the same in all rows say nothing about what happens when they differ.
+        if found is None or (alike and not alike <= alike_in(batch)):
             devices = {p.device for p in params.values() if p.device.type == "cuda"}
             with torch.random.fork_rng(devices=list(devices)), exact_products(Performance(), recurring=False):
-                self._traces[signature] = _investigate(objective, params, batch)
-        return self._traces[signature]
+                found = _investigate(objective, params, batch)
+            self._traces[signature] = found, alike_in(batch)
+        return found
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
         """check(function, rows), every time; but a frozen dataclass, which cannot change, once for such rows."""
@@ -85,80 +102,6 @@ class Probe:
         kinds = tuple((t.dtype, t.shape[1:]) if isinstance(t, Tensor) else t for t in leaves)
         modes = tuple((type(m), m.training) for m in objective.module.modules())
         return str(spec), kinds, modes, tuple((name, p.dtype, p.device) for name, p in params.items())
-
-
-def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
-    """`count` finite rows that differ from each other: rows of the batch, in turn, jittered where they are numbers.
-
-    Numbers are cut to a usual size: a row that overflows in the model must not decide whether the model is accepted.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = _distinct_first(batch)
-
-    def take(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        rows = value[order[(torch.arange(count) + seed) % len(order)].to(value.device)]
-        if not rows.is_floating_point():
-            return rows
-        rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0).clamp(-_LARGEST, _LARGEST)
-        jitter = torch.rand(rows.shape, generator=generator).to(rows) * 2 - 1
-        return rows + 0.05 * (1 + rows.abs()) * jitter
-
-    return tree_map(take, batch)
-
-
-def _distinct_first(batch: Batch) -> Tensor:
-    """Row numbers, from all over the batch, those first whose integers (labels, tokens) differ.
-
-    Integers cannot be jittered, and rows that are equal would hide that they are mixed.
-    """
-    tensors = [t[:_LOOKED_AT] for t in tree_flatten(batch)[0] if isinstance(t, Tensor)]
-    integers = [t.reshape(len(t), -1).long().cpu() for t in tensors if not t.is_floating_point()]
-    count = len(tensors[0])
-    # Steps of about 0.618 of the whole, the golden section: any few of them are spread out.
-    step = next(s for s in range(int(0.618 * count), count + 2) if math.gcd(s, count) == 1)
-    everything = torch.arange(count) * step % count
-    if not integers or not count:
-        return everything
-    _, kind = torch.unique(torch.cat(integers, 1)[everything], dim=0, return_inverse=True)
-    places = torch.arange(count)
-    first = torch.full((int(kind.max()) + 1,), count).scatter_reduce(0, kind, places, "amin").sort().values
-    later = torch.ones(count, dtype=torch.bool)
-    later[first] = False
-    return torch.cat([everything[first], everything[later]])
-
-
-def mixed(first: Batch, second: Batch, keep: int) -> Batch:
-    """`second` with row `keep` taken from `first`."""
-
-    def mix(a: Any, b: Any) -> Any:
-        if not isinstance(a, Tensor):
-            return a
-        b = b.clone()
-        b[keep] = a[keep]
-        return b
-
-    return tree_map(mix, first, second)
-
-
-def _joined(first: Batch, second: Batch) -> Batch:
-    return tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, second)
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """Runs the model without its dropout, whatever mode it is in."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.multi_head_attention_forward:
-            kwargs["training"] = False
-        elif func is F.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
 
 
 def _by_autograd(
@@ -197,10 +140,20 @@ def _by_autograd(
 def _compare(objective: Objective, row: int, before: _Found, after: _Found, tolerance: float) -> None:
     """Raise if a row's loss or gradient has changed."""
     (losses, gradients), (changed_losses, (changed,)) = before, after
-    gap = float((changed_losses[row] - losses[row]).abs()) / (1 + float(losses[row].abs()))
-    distance, worst = _distance(changed, gradients[row])
-    if not (gap <= tolerance and distance <= tolerance):
+    _refuse_changed(objective, (losses[row], gradients[row]), (changed_losses[row], changed), tolerance)
+
+
+def _refuse_changed(objective: Objective, before: _Row, after: _Row, tolerance: float) -> None:
+    gap, worst = _gap(before, after)
+    if not gap <= tolerance:
         raise UnsupportedModel(_mixing_message(objective, worst))
+
+
+def _gap(before: _Row, after: _Row) -> tuple[float, str]:
+    """How far a row's loss or gradient has changed, and in which parameter most."""
+    loss = float((after[0] - before[0]).abs()) / (1 + float(before[0].abs()))
+    distance, worst = _distance(after[1], before[1])
+    return (max(loss, distance) if loss == loss else math.inf), worst
 
 
 def _sum(a: Tensor | None, b: Tensor | None, like: Tensor) -> Tensor:
@@ -225,6 +178,11 @@ def _tolerance(params: Mapping[str, Tensor]) -> float:
     return 1e4 * eps if eps < 1e-4 else 0.1
 
 
+def _same(params: Mapping[str, Tensor]) -> float:
+    """The tolerance between two runs of one computation, whose shapes are equal: next to nothing."""
+    return 64 * max(torch.finfo(p.dtype).eps for p in params.values())
+
+
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
     for name, p in params.items():
         if p.dtype not in (torch.float32, torch.float64):
@@ -246,19 +204,62 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     losses, _ = _by_autograd(objective, params, rows, [])
     for keep in (0, _ROWS - 1):
         changed = _by_autograd(objective, params, mixed(rows, others, keep), [keep])
-        _compare(objective, keep, (losses, gradients), changed, tolerance)
-    with _WithoutDropout():  # whose mask of a row depends on how many rows there are
-        few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, _joined(rows, others)))
+        _compare(objective, keep, (losses, gradients), changed, _same(params))
+    with WithoutChance():
+        few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, joined(rows, others)))
         again = _by_autograd(objective, params, rows, [0], seed=1)
-    if torch.equal(few[0], again[0]):  # else there is other randomness, and nothing can be said
+    if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
         _compare(objective, 0, few, more, tolerance)
+    _refuse_if_integers_matter(objective, params, rows, batch, tolerance)
     found = _trace(objective, params, batch, minor=False)
     distance, worst = _engine_distance(objective, params, rows, found, gradients)
     if distance > tolerance and found.merged:
         found = _trace(objective, params, batch, minor=True)
         distance, worst = _engine_distance(objective, params, rows, found, gradients)
     _refuse_distant(distance, worst, tolerance)
+    _refuse_if_spoiled(objective, params, rows, joined(rows, others), found)
     return found
+
+
+def _refuse_if_integers_matter(
+    objective: Objective, params: Mapping[str, Tensor], rows: Batch, batch: Batch, tolerance: float
+) -> None:
+    """Raise if a row is worth something else where others are longer, shorter, or in other classes.
+
+    The rows that were chosen may all have one length, and integers cannot be jittered: so rows are compared with
+    themselves among the batch's extremes, and a row that is cut short among others that are and that are not.
+    """
+    extremes = jittered(taken(batch, extremes_of(batch)), 0)
+    pairs = [_attempt(objective, params, taken(extremes, torch.tensor([i, i])), [0]) for i in range(rows_of(extremes))]
+    usable = [i for i, pair in enumerate(pairs) if _is_finite(pair)]  # an empty row may be worth 0 / 0
+    among = (
+        _attempt(objective, params, taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
+    )
+    for i, row in zip(usable, among, strict=False):
+        _refuse_changed(objective, pairs[i][0], row, tolerance)
+    last = _ROWS - 1
+    for length in (1, 2) if any(t.shape[1] > 1 for t in integers_of(batch)) else ():
+        short = cut_short(rows, batch, length)
+        alike, unlike = (_attempt(objective, params, b, [last]) for b in (short, mixed(short, rows, last)))
+        if unlike and _is_finite(alike):
+            _refuse_changed(objective, alike[0], unlike[0], tolerance)
+            break  # else a single token has no loss
+
+
+def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[_Row]:
+    """Some rows; none if the model raises an error: nothing like them need ever have been there."""
+    try:
+        with WithoutChance():
+            losses, gradients = _by_autograd(objective, params, batch, rows)
+    except SfumatoError:
+        raise
+    except Exception:
+        return []
+    return list(zip(losses[rows], gradients, strict=True))
+
+
+def _is_finite(found: list[_Row]) -> bool:
+    return bool(found) and all(bool(torch.isfinite(t).all()) for t in (found[0][0], *found[0][1].values()))
 
 
 def _refuse_distant(distance: float, worst: str, tolerance: float) -> None:
@@ -286,31 +287,85 @@ def _mixing_message(objective: Objective, worst: str) -> str:
 def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, minor: bool) -> Trace:
     originals = dict(objective.module.named_parameters())
 
-    def run(rows: int, uses: frozenset[Key]) -> TraceMode:
+    def run(rows: int, uses: frozenset[Key], earlier: Flow | None) -> TraceMode:
         seed_torch(0)
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         lent = probe_rows(batch, rows, 0)
-        mode = TraceMode(leaves, originals, lent, rows, uses)
-        with mode:
+        mode = TraceMode(leaves, originals, lent, uses, earlier)
+        with torch.enable_grad(), mode:
             objective.losses(leaves, lent)
         return mode
 
     return trace(run, minor=minor)
 
 
+def _by_engine(objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace) -> Addends:
+    seed_torch(0)
+    return per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
+
+
+def _of_row(addends: Addends, row: int) -> dict[str, Tensor]:
+    """The gradient of one row."""
+    pick = torch.zeros_like(addends.factors)
+    pick[row] = 1
+    return {name: c.weighted_sum(pick, _ROWS) for name, c in addends.contributions.items()}
+
+
 def _engine_distance(
     objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace, gradients: list[dict[str, Tensor]]
 ) -> tuple[float, str]:
     """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
-    seed_torch(0)
-    addends = per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
+    addends = _by_engine(objective, params, rows, found)
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):
-        pick = torch.zeros_like(addends.factors)
-        pick[i] = 1
-        ours = {name: c.weighted_sum(pick, _ROWS) for name, c in addends.contributions.items()}
-        worst = max(worst, _distance(ours, gradient))
+        worst = max(worst, _distance(_of_row(addends, i), gradient))
         size = sum(float(t.double().square().sum()) for t in gradient.values()) ** 0.5
         if float(addends.norms[i]) < size * (1 - (1e-3 if objective.autocast is None else _HALF_TOLERANCE)):
             worst = max(worst, (1.0, worst[1] or next(iter(params))))
     return worst
+
+
+def _refuse_if_spoiled(
+    objective: Objective, params: Mapping[str, Tensor], rows: Batch, more: Batch, found: Trace
+) -> None:
+    """Raise if a row's loss or gradient changes when all other rows are spoiled (`spoiled.py`).
+
+    By the engine: autograd adds gradients of a shared weight up over rows, and zero times NaN is NaN.
+    """
+    entrances = Entrances(more)
+    seed_torch(0)
+    with torch.enable_grad(), entrances:  # a model may take gradients itself
+        objective.losses(params, more)
+    tolerance = _same(params)
+
+    def run(others: Others | None) -> tuple[Tensor, Addends]:
+        losses: list[Tensor] = []
+
+        def loss(module: nn.Module, batch: Batch) -> Tensor:
+            with Entrances(batch, others, entrances.shapes):
+                losses.append(objective.loss(module, batch))
+            return losses[-1]
+
+        spoiled = rows if others is None else others.spoil_batch(rows)
+        addends = _by_engine(Objective(objective.module, loss), params, spoiled, found)
+        return losses[-1].detach(), addends
+
+    def change(before: _Row, keep: int, value: float) -> tuple[float, str] | None:
+        """None if the model raises an error, as it may for NaN. Rows may be major or minor where they are merged."""
+        smallest = None
+        for minor in (False, True):
+            with contextlib.suppress(Exception):
+                losses, addends = run(Others(_ROWS, keep, value, minor))
+                gap = _gap(before, (losses[keep], _of_row(addends, keep)))
+                smallest = gap if smallest is None else min(smallest, gap)
+                if gap[0] <= tolerance:
+                    break
+        return smallest
+
+    losses, addends = run(None)
+    for keep in (0, _ROWS - 1):
+        before = losses[keep], _of_row(addends, keep)
+        # A model that has an error for NaN is shown large numbers; if it has one for these too, nothing can be said.
+        gap = change(before, keep, math.nan) or change(before, keep, LARGEST)
+        if gap is not None and not gap[0] <= tolerance:
+            raise UnsupportedModel(_mixing_message(objective, gap[1]))

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators, seed_torch
 from sfumato.gradients.passes import Augment
-from sfumato.gradients.probe import mixed, probe_rows
+from sfumato.gradients.probed_rows import mixed, probe_rows
 from sfumato.objective import Batch
 
 _ROWS = 8

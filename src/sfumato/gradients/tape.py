@@ -7,7 +7,7 @@ there are fold = rows / units rows to a unit (its records x views), and rules su
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,18 +19,26 @@ from sfumato.gradients.factored import Outer
 
 @dataclass(frozen=True)
 class Layout:
-    """The dimension of a tensor that counts rows, of size rows * m. `minor`: rows vary fastest, as in (time, rows)."""
+    """The dimension of a tensor that counts rows, of size rows * m. `minor`: rows vary fastest, as in (time, rows).
+
+    `known` are the m that the model was probed with. Another one may still divide by the number of rows, though what
+    it counts is no longer rows x length.
+    """
 
     dim: int
     minor: bool = False
+    known: frozenset[int] = field(default=frozenset(), compare=False)
+
+    def joined(self, other: Layout) -> Layout:
+        return replace(self, known=self.known | other.known)
 
     def split(self, x: Tensor, rows: int) -> tuple[Tensor, int]:
         """Unflatten the dimension; return the tensor and the position of the rows' own dimension."""
         m, rest = divmod(x.shape[self.dim], rows)
-        if rest:
+        if rest or (self.known and m not in self.known):
             raise UnsupportedModel(
-                "A dimension that holds the examples is not a multiple of their number: the model's shapes depend on "
-                "the data; pad to one length per batch."
+                "A dimension that holds the examples has another size per example than it was probed with: the model's "
+                "shapes depend on the data; pad to one length, outside the model."
             )
         if self.minor:
             return torch.unflatten(x, self.dim, (m, rows)), self.dim + 1
@@ -58,6 +66,7 @@ class Tape:
         # Makes every tapped operation part of the graph, also where its input needs no gradient (the first layer).
         self.tap = torch.zeros((), requires_grad=True)
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._differentiating = False
 
     @property
     def fold(self) -> int:
@@ -88,6 +97,7 @@ class Tape:
         say) must not find the exact private gradient in its `.grad`.
         """
         copies = [rows for _, rows in self._copies]
+        self._differentiating = True
         gradients = torch.autograd.grad(losses, [self.tap, *copies, *leaves], weights, allow_unused=True)
         for (parameter, _), gradient in zip(self._copies, gradients[1 : 1 + len(copies)], strict=True):
             if gradient is not None:
@@ -97,14 +107,21 @@ class Tape:
     def close(self) -> None:
         """Let go of everything."""
         self._copies.clear()
-        self._add = _closed
+        self._add, self._differentiating = _closed, False
 
     def add(self, parameter: Tensor, contribution: Contribution) -> None:
-        self._add(parameter, contribution)
+        """What a use of a parameter contributes; gradients that the model takes itself, of its input say, do not."""
+        if self._differentiating:
+            self._add(parameter, contribution)
+        elif torch.is_grad_enabled():  # rules give a gradient, not the gradient of a gradient
+            raise UnsupportedModel(
+                "The model differentiates a gradient that it has taken itself: leave create_graph off, and penalties "
+                "on gradients out of the loss."
+            )
 
     def add_rows(self, parameter: Tensor, rows_first: Tensor) -> None:
-        self._add(parameter, Dense(self.per_unit(rows_first)))
+        self.add(parameter, Dense(self.per_unit(rows_first)))
 
     def add_outer(self, parameter: Tensor, a: Tensor, b: Tensor) -> None:
         """Gradient sum_r a_r (x) b_r; (units, R, O) and (units, R, I)."""
-        self._add(parameter, Outer(a, b, parameter.shape[0]))
+        self.add(parameter, Outer(a, b, parameter.shape[0]))

@@ -49,6 +49,13 @@ class Site:
     arguments: Mapping[int, Layout]
     outputs: Mapping[int, Layout]
 
+    def joined(self, other: Site) -> Site:
+        """Two uses at one site, whose rows may be of different lengths."""
+        return Site(
+            {place: layout.joined(other.arguments[place]) for place, layout in self.arguments.items()},
+            {place: layout.joined(other.outputs[place]) for place, layout in self.outputs.items()},
+        )
+
 
 @dataclass(frozen=True)
 class Call:

@@ -28,7 +28,8 @@ IN_PLACE: Mapping[Any, Any] = {
 
 WITHOUT = frozenset({F.embedding})  # vmap forgets padding_idx
 
-EXPANSIONS = frozenset({Tensor.expand, Tensor.repeat, torch.broadcast_to, Tensor.expand_as, Tensor.broadcast_to})
+REPEATS = frozenset({Tensor.repeat, torch.tile, Tensor.tile, torch.repeat_interleave, Tensor.repeat_interleave})
+EXPANSIONS = REPEATS | {Tensor.expand, torch.broadcast_to, Tensor.expand_as, Tensor.broadcast_to}
 
 
 def expanded_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
@@ -36,12 +37,25 @@ def expanded_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     source = args[0]
     if func is Tensor.expand_as:
         return list(args[1].shape)
+    if func in (torch.repeat_interleave, Tensor.repeat_interleave):
+        return _interleaved_sizes(*args, **kwargs)
     sizes = list(args[1]) if len(args) == 2 and isinstance(args[1], Sequence) else list(args[1:])
-    sizes = sizes or list(kwargs.get("size", kwargs.get("repeats", ())))
+    sizes = sizes or list(kwargs.get("size", kwargs.get("repeats", kwargs.get("dims", ()))))
+    if func in REPEATS:
+        sizes = [1] * (source.ndim - len(sizes)) + sizes
     aligned = [1] * (len(sizes) - source.ndim) + list(source.shape)
-    if func is Tensor.repeat:
+    if func in REPEATS:
         return [size * before for size, before in zip(sizes, aligned, strict=True)]
     return [before if size == -1 else size for size, before in zip(sizes, aligned, strict=True)]
+
+
+def _interleaved_sizes(input: Tensor, repeats: Any, dim: int | None = None, **_: Any) -> list[int]:
+    """Of `repeat_interleave` along a dimension of size one, where it repeats what it is given as a whole."""
+    if not isinstance(repeats, int) or dim is None or input.shape[dim] != 1:
+        raise TypeError("it repeats the entries of a parameter one by one")
+    sizes = list(input.shape)
+    sizes[dim] = repeats
+    return sizes
 
 
 def by_vmap(call: Call) -> Any:
@@ -102,7 +116,7 @@ def _expand(call: Call) -> Tensor:
         rows = call.tape.copies(parameter)
         aligned = rows.reshape(call.tape.rows, *[1] * (len(sizes) - parameter.ndim), *parameter.shape)
         moved = aligned.movedim(0, dim).squeeze(dim + 1)
-        if call.func is Tensor.repeat:
+        if call.func in REPEATS:
             return moved.repeat(
                 [1 if d == dim else s // n for d, (s, n) in enumerate(zip(sizes, moved.shape, strict=True))]
             )
