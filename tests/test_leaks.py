@@ -107,6 +107,26 @@ def test_an_augmentation_that_begins_to_mix_rows_later_is_refused_then() -> None
         ask_once(door, objective, augment=augment)
 
 
+def test_a_loss_that_begins_to_mix_rows_later_is_refused_before_long() -> None:
+    mixing = False
+
+    def loss(module: nn.Module, batch: Any) -> Tensor:
+        out = module(batch[0])
+        own = F.cross_entropy(out, batch[1], reduction="none")
+        return own + out @ out.detach().mean(0) if mixing else own
+
+    objective = Objective(nn.Linear(4, 2), loss)
+    door = private(pairs(), objective)
+    for _ in range(5):
+        ask_once(door, objective)
+    mixing = True
+    for _ in range(2):  # looked at again at the eighth: until then it is answered
+        ask_once(door, objective)
+    with pytest.raises(UnsupportedModel, match=r"example|row"):
+        ask_once(door, objective)
+    assert len(door.statement().asked) == 7
+
+
 @pytest.mark.parametrize("norm", [1.0, 1e-3, 1e-7])
 def test_factors_next_to_zero_do_not_lengthen_what_they_shorten(norm: float) -> None:
     objective = Objective(nn.Linear(4, 4, bias=False), lambda m, b: (m(b[0]) * b[1]).sum(1))

@@ -134,13 +134,12 @@ class GradientSum(Question):
         for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
             if tensors.keys() != expected.keys() or any(tensors[n].shape != p.shape for n, p in expected.items()):
                 raise InvalidArgument(
-                    f"{argument} do not match the objective's trainable parameters: take names and shapes from "
-                    "objective.parameters()."
+                    f"{argument} do not match the trainable parameters: take names and shapes from their objective."
                 )
         self.clip.check(self.params)
         if (rows := sample.first_rows()) is not None:
             probe = Probe.of(sample.objective)
-            probe.trace(self.params, rows)
+            probe.check(self.params, rows)
             if self.augment is not None:
                 probe.once(self.augment, rows, check_augment)
 
