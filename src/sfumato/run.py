@@ -47,7 +47,7 @@ class Run:
         >>> history = [{"step": 3, "test_loss": 0.61, "test_accuracy": 0.84}]
         >>> promise = {"epsilon": 0.99991, "delta": 1e-05, "private": True}
         >>> Run(weights={}, config={"method": "dp_sgd"}, statement=promise, steps_taken=3, history=history)
-        Run(method='dp_sgd', epsilon=1, delta=1e-05, steps=3, test_accuracy=0.84)
+        Run(method='dp_sgd', epsilon=0.99991, delta=1e-05, steps=3, test_accuracy=0.84)
         """
         shown: dict[str, Any] = {}
         if "method" in self.config:

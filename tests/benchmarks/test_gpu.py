@@ -305,7 +305,7 @@ def test_cifar10_stops_and_resumes(monkeypatch, tmp_path):
     result = json.loads(out.read_text())
     assert (result["stopped"], result["steps_taken"], result["steps_lost"]) == (False, 4, 0)
     assert result["test_accuracy"].keys() == {"last", "ema"}
-    assert [entry["step"] for entry in result["history"]] == [1, 3, 4]  # it was stopped before it evaluated step 2
+    assert [entry["step"] for entry in result["history"]] == [0, 1, 3, 4]  # it was stopped before it evaluated step 2
     assert all("seconds" in entry and "test_accuracy" in entry for entry in result["history"])
     assert not any("test_ema_seconds" in entry for entry in result["history"])
     assert result["seconds_at_352"] is None  # it has four steps

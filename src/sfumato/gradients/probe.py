@@ -80,12 +80,13 @@ class Probe:
         return self._found(params, batch, again=False)
 
     def check(self, params: Mapping[str, Tensor], batch: Batch) -> None:
-        """Find out, before a question is charged; and again at the 2nd, 4th, 8th, ... of them.
+        """Find out, before a question is charged; and again at the 4th, 16th, 64th, ... of them.
 
         A loss may have come to mix rows since, by a term that is switched on after a while, say.
         """
         self._questions += 1
-        self._found(params, batch, again=self._questions.bit_count() == 1)
+        power_of_4 = self._questions.bit_count() == 1 and self._questions.bit_length() % 2 == 1
+        self._found(params, batch, again=power_of_4)
 
     def _found(self, params: Mapping[str, Tensor], batch: Batch, *, again: bool) -> Trace:
         objective = self._objective()

@@ -29,12 +29,12 @@ class Budget:
             )
 
 
-def at_most(epsilon: float, digits: int = 4) -> str:
-    """In so many digits, and never less than the number: a promise is not rounded down.
+def at_most(epsilon: float) -> str:
+    """Five digits, and never less than the number: a promise is not rounded down.
 
-    >>> at_most(1.00001), at_most(0.5), at_most(2.0), at_most(12345.6)
-    ('1.001', '0.5', '2', '12350')
+    >>> at_most(1.00001), at_most(0.5), at_most(2.0), at_most(123456.7)
+    ('1.0001', '0.5', '2', '123460')
     """
     if not math.isfinite(epsilon):
         return str(epsilon)
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(epsilon))).normalize():f}"
+    return f"{Context(prec=5, rounding=ROUND_CEILING).create_decimal(repr(float(epsilon))).normalize():f}"

@@ -39,7 +39,7 @@ def at_most(epsilon: Any) -> Any:
     ('2.0001', '5.2', None)
     """
     if isinstance(epsilon, int | float):
-        return budget.at_most(epsilon, digits=5)
+        return budget.at_most(epsilon)
     return None if epsilon is None else str(epsilon)
 
 
