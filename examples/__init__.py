@@ -1,1 +1,1 @@
-"""Scripts to read and to run. A package, so that no other of the same name, which a library installed, stands for it."""
+"""Scripts to read and to run. A package, so that none of the same name that a library installed stands for it."""
