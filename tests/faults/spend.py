@@ -132,7 +132,7 @@ class Worker:
 def sabotage(mutant: str | None) -> None:
     if mutant == "unlocked":
 
-        def unlocked(tx: Any, account: int) -> Any:
+        def unlocked(tx: Any, account: int, **_: Any) -> Any:
             table = ledger_tables._accounts
             return tx._one(table.select().where(table.c.id == account))
 
