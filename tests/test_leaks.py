@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any, ClassVar
 
@@ -124,6 +125,41 @@ def test_a_loss_that_begins_to_mix_rows_later_is_refused_before_long() -> None:
     with pytest.raises(UnsupportedModel, match=r"example|row"):
         ask_once(door, objective)
     assert len(door.statement().asked) == 3
+
+
+def test_no_row_ends_a_training_by_overflowing_later() -> None:
+    def poisson(module: nn.Module, batch: Any) -> Tensor:
+        eta = module(batch[0])[:, 0]
+        return eta.exp() - batch[1] * eta
+
+    x, y = torch.rand(200, 1), torch.zeros(200, dtype=torch.long)
+    x[17], y[17] = 600.0, 1  # the only one of its kind: it is among those that are looked at
+    objective = Objective(nn.Linear(1, 1, bias=False), poisson)
+    nn.init.zeros_(objective.module.weight)  # type: ignore[arg-type]
+    door = private((x, y), objective)
+    ask_once(door, objective)
+    nn.init.ones_(objective.module.weight)  # type: ignore[arg-type]
+    for _ in range(4):
+        ask_once(door, objective)
+
+
+def test_a_loop_until_something_converges_ends() -> None:
+    class Implicit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            out: Tensor = self.layer(rows)
+            z = torch.zeros_like(out)
+            while True:
+                z, before = 0.5 * torch.tanh(z) + out, z
+                if bool(((z - before).abs() < 1e-4).all()):
+                    return z
+
+    objective = Objective(Implicit(), cross_entropy)
+    with contextlib.suppress(UnsupportedModel):  # how often it goes round depends on the other rows
+        ask_once(private(pairs(), objective), objective)
 
 
 @pytest.mark.parametrize("norm", [1.0, 1e-3, 1e-7])

@@ -391,15 +391,10 @@ class Private:
         return min(limit, self.performance.load_rows) if isinstance(self._source, DatasetSource) else limit
 
     def _rows_to_check_with(self) -> Batch | None:
-        """Some rows from all over the data, since its first ones are often of one class; kept for later checks.
-
-        Where there is nobody, made-up ones: a refusal must not tell an empty dataset from another.
-        """
+        """Some rows from all over the data, since its first ones are often of one class; kept for later checks."""
         if self._shown is None and self._present:
             rows = self._some if self._groups is None else np.concatenate([self._groups[u][:1] for u in self._some])
             self._shown = self._source.gather(rows)
-        elif self._shown is None and isinstance(self._source, TensorSource):
-            self._shown = self._source.made_up(_SHOWN)
         return self._shown
 
     def _check_apart(self, public: Source, role: str) -> None:

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -21,6 +22,8 @@ from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import one_at_a_time
 
 _T = TypeVar("_T")
+LOADER = "sfumato-loader"
+"""How the names of threads begin in which rows are loaded."""
 
 
 def unquoted(work: Callable[[], _T], *, private: bool, advice: Callable[[], str]) -> _T:
@@ -65,21 +68,36 @@ def _silence() -> Iterator[None]:
     Filters stay as they are: to change them makes Python forget which warnings it has shown, and show them all again
     after every answer.
     """
-    before = warnings.showwarning
-    warnings.showwarning = lambda *args, **options: None
+    quiet = _Quiet(warnings.showwarning)
+    warnings.showwarning = quiet
     try:
         yield
     finally:
-        warnings.showwarning = before
+        quiet.open = False
+        if warnings.showwarning is quiet:  # else another thread keeps it, and will put it back
+            warnings.showwarning = quiet.before
+
+
+class _Quiet:
+    """In the place of `warnings.showwarning`: shows nothing while the door is open."""
+
+    def __init__(self, before: Callable[..., None]) -> None:
+        self.before, self.open = before, True
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        if not self.open:
+            self.before(*args, **options)
 
 
 @contextmanager
 def _same_buffers(known: Collection[nn.Module]) -> Iterator[None]:
+    """Of modules that are called in this thread, or in that which loads rows for it."""
     here, apart = threading.get_ident(), {id(module) for module in known}
-    kept: list[tuple[nn.Module, dict[str, Tensor | None], list[tuple[Tensor, int, Tensor]]]] = []
+    kept: list[_Kept] = []
 
     def called(module: nn.Module, _: Any) -> None:
-        if id(module) in apart or threading.get_ident() != here:
+        loads = threading.current_thread().name.startswith(LOADER)
+        if id(module) in apart or not (loads or threading.get_ident() == here):
             return
         apart.add(id(module))
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -87,18 +105,37 @@ def _same_buffers(known: Collection[nn.Module]) -> Iterator[None]:
                 f"A {type(module).__name__} that sees private rows normalises each by the others: call eval() on the "
                 "module that it is in, or use another normalisation."
             )
-        if module._buffers:
-            tensors = [b for b in module._buffers.values() if b is not None]
-            kept.append((module, dict(module._buffers), [(b, b._version, b.detach().clone()) for b in tensors]))
+        kept.append(_Kept(module))
 
     hook = register_module_forward_pre_hook(called)
     try:
         yield
     finally:
         hook.remove()
-        with torch.no_grad():
-            for module, buffers, values in kept:
-                module._buffers.update(buffers)
-                for tensor, version, value in values:
-                    if tensor._version != version:
-                        tensor.copy_(value)
+        for one in kept:
+            one.put_back()
+
+
+class _Kept:
+    """The buffers of one module as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module  # also so that its id is not used again
+        self._none = {name for name, buffer in module._buffers.items() if buffer is None}
+        self._before = {
+            name: (buffer, buffer.detach().clone())
+            for name, buffer in module.named_buffers(recurse=False)
+            if not is_functorch_wrapped_tensor(buffer)  # inside a vmap of the user's own: lent for that long only
+        }
+
+    def put_back(self) -> None:
+        if not isinstance(self._module, torch.jit.ScriptModule):  # whose buffers cannot be exchanged
+            buffers = self._module._buffers
+            for name in set(buffers) - set(self._before) - self._none:
+                if (made := buffers[name]) is not None and not is_functorch_wrapped_tensor(made):
+                    del buffers[name]
+            buffers.update({name: buffer for name, (buffer, _) in self._before.items()})
+        for buffer, value in self._before.values():
+            if not torch.equal(buffer, value):
+                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                    buffer.copy_(value)

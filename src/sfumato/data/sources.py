@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from sfumato.data.samplers import Indices
 from sfumato.errors import InvalidArgument
 from sfumato.objective import Batch
+from sfumato.traces import LOADER
 
 _MOST_WORK = 100_000  # of a search for a common element: a fraction of a second
 
@@ -171,7 +172,7 @@ def as_source(data: Any) -> Source:
 def ahead(batches: Iterable[Any]) -> Iterator[Any]:
     """The same batches, each loaded in a thread while the one before it is computed with."""
     iterator = iter(batches)
-    with ThreadPoolExecutor(1, thread_name_prefix="sfumato-loader") as pool:
+    with ThreadPoolExecutor(1, thread_name_prefix=LOADER) as pool:
         future = pool.submit(next, iterator, None)
         while (batch := future.result()) is not None:
             future = pool.submit(next, iterator, None)

@@ -95,7 +95,8 @@ class Flow:
         """A function was called."""
         read = self.read(func, args, kwargs)
         decided = func is torch.randperm or read
-        moved = self.moved(_sources(func, args, kwargs)) or self._moves(self._places(func, args, kwargs))
+        put = args[::2] if func is Tensor.__setitem__ else _sources(func, args, kwargs)  # `_places` judges the index
+        moved = self.moved(put) or self._moves(self._places(func, args, kwargs))
         if not decided and not moved:
             return
         for tensor in tensors_in((out, args[:1] if func is Tensor.__setitem__ else ())):
@@ -105,7 +106,7 @@ class Flow:
                 self._moved.add(_storage(tensor))
 
     def _holds(self, value: Any) -> bool:
-        """Whether a value depends on rows. A list of numbers may have been a tensor once."""
+        """Whether a value depends on rows. A list of numbers may have been a tensor once, be it 0, 1, 2, ..."""
         if isinstance(value, Tensor):
             return _storage(value) in self._contents
         return isinstance(value, (list, np.ndarray))

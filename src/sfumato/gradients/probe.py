@@ -19,12 +19,12 @@ import contextlib
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
@@ -77,31 +77,36 @@ class Probe:
 
     def trace(self, params: Mapping[str, Tensor], batch: Batch) -> Trace:
         """What was found out about such batches."""
-        return self._found(params, batch, again=False)
-
-    def check(self, params: Mapping[str, Tensor], batch: Batch) -> None:
-        """Find out, before a question is charged; and again at the 4th, 16th, 64th, ... of them.
-
-        A loss may have come to mix rows since, by a term that is switched on after a while, say.
-        """
-        self._questions += 1
-        power_of_4 = self._questions.bit_count() == 1 and self._questions.bit_length() % 2 == 1
-        self._found(params, batch, again=power_of_4)
-
-    def _found(self, params: Mapping[str, Tensor], batch: Batch, *, again: bool) -> Trace:
         objective = self._objective()
         assert objective is not None
         signature = self._signature(objective, params, batch)
         known, alike = self._traces.get(signature, (None, frozenset()))
         # Integers that were the same in all rows say nothing about what happens when they differ.
-        if known is not None and not again and (not alike or alike <= alike_in(batch)):
+        if known is not None and (not alike or alike <= alike_in(batch)):
             return known
-        devices = {p.device for p in params.values() if p.device.type == "cuda"}
-        with torch.random.fork_rng(devices=list(devices)), exact_products(Performance(), recurring=False):
+        with _set_apart(params):
+            if known is not None and not _says_something(objective, params, batch):
+                return known
             found = _investigate(objective, params, batch)
-        found = known if found == known else found  # what was recorded for it stays of use
         self._traces[signature] = found, alike_in(batch)
         return found
+
+    def check(self, params: Mapping[str, Tensor], batch: Batch) -> None:
+        """Find out, before a question is charged; and look again at the 4th, 16th, 64th, ... of them.
+
+        A loss may have come to mix rows since, by a term that is switched on after a while, say. Then made-up rows are
+        looked at: no person's row may decide whether a training goes on.
+        """
+        self.trace(params, batch)
+        self._questions += 1
+        power_of_4 = self._questions.bit_count() == 1 and self._questions.bit_length() % 2 == 1
+        if self._questions > 1 and power_of_4:
+            objective = self._objective()
+            assert objective is not None
+            made_up = tree_map(_zeros, batch)
+            with _set_apart(params):
+                if _says_something(objective, params, made_up):
+                    _investigate(objective, params, made_up)
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
         """check(function, rows), every time; but a frozen dataclass, which cannot change, once for such rows."""
@@ -118,6 +123,24 @@ class Probe:
         kinds = tuple((t.dtype, t.shape[1:]) if isinstance(t, Tensor) else t for t in leaves)
         modes = tuple((type(m), m.training) for m in objective.module.modules())
         return str(spec), kinds, modes, tuple((name, p.dtype, p.device) for name, p in params.items())
+
+
+def _zeros(value: Any) -> Any:
+    return value.new_zeros(2 * _ROWS, *value.shape[1:]) if isinstance(value, Tensor) else value
+
+
+@contextlib.contextmanager
+def _set_apart(params: Mapping[str, Tensor]) -> Iterator[None]:
+    devices = {p.device for p in params.values() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), exact_products(Performance(), recurring=False):
+        yield
+
+
+def _says_something(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> bool:
+    """Whether rows are finite where the parameters are now: one that overflows must not end a training."""
+    rows = joined(probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1))
+    found = _attempt(objective, params, rows, list(range(2 * _ROWS)))
+    return bool(found) and all(_is_finite([row]) for row in found)
 
 
 def _by_autograd(
@@ -358,7 +381,7 @@ def _refuse_if_spoiled(
         losses: list[Tensor] = []
 
         def loss(module: nn.Module, batch: Batch) -> Tensor:
-            with Entrances(batch, others, entrances.shapes):
+            with Entrances(batch, others, entrances):
                 losses.append(objective.loss(module, batch))
             return losses[-1]
 
