@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +69,27 @@ def test_errors_become_one_sentence(
     assert said in result.err
     assert result.err.count("\n") == 1
     assert "42" not in result.err  # the text of an unforeseen error may quote a private row
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="this system has no transparent huge pages"
+)
+@pytest.mark.parametrize(("wanted", "large"), [(None, True), ("0", False)])
+def test_torch_allocates_in_large_pages_unless_told_otherwise(wanted: str | None, large: bool) -> None:
+    """What madvise(MADV_HUGEPAGE) leaves behind is the flag hg of a mapping."""
+    code = (
+        "import re; from pathlib import Path; from sfumato.cli.main import main; main(['--version']); import torch; "
+        "kept = torch.ones(1 << 24); at = kept.data_ptr() + (1 << 25); "
+        "maps = re.split(r'(?m)^(?=[0-9a-f]+-[0-9a-f]+ )', Path('/proc/self/smaps').read_text()); "
+        "ends = [[int(end, 16) for end in m.split(' ')[0].split('-')] for m in maps[1:]]; "
+        "own = next(m for m, (start, end) in zip(maps[1:], ends) if start <= at < end); "
+        "print(' hg' in own)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    environment |= {} if wanted is None else {"THP_MEM_ALLOC_ENABLE": wanted}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == str(large)

@@ -259,7 +259,8 @@ def neighbours(near: NearPrivate) -> tuple[Question, Tensor, Tensor]:
 
 def test_the_threshold_spends_what_it_says_and_the_audit_is_sharp() -> None:
     found = epsilon_at_least(*neighbours(THRESHOLD))
-    assert 0.8 * CLAIMED < found < CLAIMED
+    # Its confidence costs the bound 0.07 of 0.5, on average; 0.75 of the claim is five standard deviations below that.
+    assert 0.75 * CLAIMED < found < CLAIMED
 
 
 def test_the_top_k_with_its_true_sensitivity_spends_what_it_says() -> None:
@@ -272,5 +273,5 @@ def test_the_printed_top_k_is_caught() -> None:
     assert isinstance(support, TopKHistogram)
     printed = Printed(support.row_map, support.bins, support.top)
     found = epsilon_at_least(printed, before, after)
-    assert found > 1.6 * CLAIMED
+    assert found > 1.5 * CLAIMED
     assert found < 2 * CLAIMED  # it spends twice what it says, not more
