@@ -21,7 +21,7 @@ from sfumato.algorithms.exact_mirror import ExactMirror
 from sfumato.algorithms.extended import Extended, shares
 from sfumato.algorithms.method import algorithm
 from sfumato.algorithms.mirror_descent import MirrorDescent
-from sfumato.algorithms.shrunk_origin import ShrunkOrigin, beta
+from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient, Performance, clipped_sum
@@ -540,11 +540,15 @@ def test_somebodys_own_object_says_how_often_it_asks() -> None:
 # ------------------------------------------------------------------------------------------------ origins
 
 
+# Of many answers that all held the public gradient twice.
+SURE = {"means": torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64), "below": None}
+
+
 @pytest.mark.parametrize(
     ("method", "state"),
     [
         (partial(dope_sgd, origin_clip=0.05), None),
-        (ShrunkOrigin(origin_clip=0.05), {"along": torch.tensor(2.0), "squared": torch.tensor(1.0), "below": None}),
+        (ShrunkOrigin(origin_clip=0.05), SURE),
     ],
     ids=["dope_sgd", "shrunk_origin"],
 )
@@ -559,20 +563,24 @@ def test_the_step_that_the_origin_makes_is_bounded_under_a_scale(method: Any, st
     assert float((scale * asked[0].clip.origin).norm()) == pytest.approx(0.05)
 
 
-def test_what_the_shrunk_origin_remembers_after_two_steps_by_hand() -> None:
+@pytest.mark.parametrize("caution", [0.0, 0.5, 2.0])
+def test_what_the_shrunk_origin_remembers_after_two_steps_by_hand(caution: float) -> None:
     p = torch.tensor([1.0, 2.0, -1.0]).double()
     first, second = torch.tensor([1.0, 0.5, 0.0]).double(), torch.tensor([0.0, -1.0, 4.0]).double()
     of, hint = direction(p)
-    way, answers = ShrunkOrigin(memory=0.7, origin_clip=10.0), iter((first, second))
+    way, answers = ShrunkOrigin(memory=0.7, origin_clip=10.0, caution=caution), iter((first, second))
     ask, asked = spied(lambda q: Gradient({"w": next(answers)}))
     state = way.init(of.parameters())
     for _ in range(2):
         _, state = way.step(state, of.parameters(), hint, ask)
     share = 2 / 6  # <first, p> / <p, p>
+    error = math.sqrt(0.3 / 1.7 * 0.3 * 2**2) / (0.3 * 6)  # nothing was expected of the first answer, and 2 came
+    beta = max(0.0, share - caution * error)
     assert asked[1].clip.origin is not None
-    assert torch.allclose(asked[1].clip.origin["w"], share * p)
-    assert float(state["along"]) == pytest.approx(0.7 * 0.3 * 2 + 0.3 * (-6 + share * 6))
-    assert float(state["squared"]) == pytest.approx((0.7 * 0.3 + 0.3) * 6)
+    assert torch.allclose(asked[1].clip.origin["w"], beta * p)
+    along = -6 + beta * 6
+    scatter = 0.7 * 0.3 * 2**2 + 0.3 * (along - share * 6) ** 2
+    assert state["means"].tolist() == pytest.approx([0.7 * 0.3 * 2 + 0.3 * along, (0.7 * 0.3 + 0.3) * 6, scatter])
 
 
 @pytest.mark.parametrize(
@@ -587,7 +595,7 @@ def test_public_gradients_mixed_in_below_are_no_evidence_for_the_origin(inner: A
     state = way.init(of.parameters())
     for _ in range(10):
         update, state = way.step(state, of.parameters(), hint, lambda q: Gradient({"w": -p}))
-        assert float(beta(state)) == 0.0
+        assert float(way.worth(state)[1]) == 0.0
     assert float(update["w"] @ p) > 0.5  # what is mixed in at last points the other way
 
 
@@ -609,7 +617,35 @@ def test_the_shrunk_origin_finds_how_much_public_data_is_worth() -> None:
 
             for _ in range(400):
                 _, state = way.step(state, params, hint, ask)
-            assert float(beta(state)) == pytest.approx(wanted, abs=0.15), (a, clip)
+            assert float(way.worth(state)[1]) == pytest.approx(wanted, abs=0.15), (a, clip)
+
+
+@pytest.mark.parametrize(("worth", "least", "most"), [(0.0, 0.0, 0.01), (0.6, 0.45, 0.6), (1.0, 0.85, 1.0)])
+def test_chance_is_not_taken_for_worth(worth: float, least: float, most: float) -> None:
+    """Answers hold so much of ever new public gradients, and noise: what is worth nothing is hardly ever an origin."""
+    torch.manual_seed(0)
+    used = {}
+    for caution in (0.0, 2.0):
+        way = ShrunkOrigin(public_batch=None, origin_clip=1.0, caution=caution)
+        of, _ = direction(torch.ones(100).double())
+        state, betas = way.init(of.parameters()), []
+        for _ in range(600):
+            p = torch.randn(100, dtype=torch.float64)
+            answer = worth * p / p.norm() + 0.15 * torch.randn(100, dtype=torch.float64)
+            _, hint = direction(p)
+
+            def ask(q: GradientMean, answer: Tensor = answer) -> Gradient:
+                assert q.clip.origin is not None
+                return Gradient({"w": answer - q.clip.origin["w"]})
+
+            betas.append(float(way.worth(state)[1]))
+            _, state = way.step(state, of.parameters(), hint, ask)
+        used[caution] = betas[20:]
+    careful = torch.tensor(used[2.0])
+    assert least <= float(careful.mean()) <= most
+    if not worth:
+        assert float((careful > 0).double().mean()) < 0.06  # beyond two standard errors
+        assert sum(used[0.0]) > 5 * sum(used[2.0])  # what chance alone made of it
 
 
 def test_the_public_step_is_bounded_where_plain_descent_blows_up() -> None:

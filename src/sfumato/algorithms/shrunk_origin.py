@@ -1,9 +1,8 @@
 """DOPE-SGD for public data of unknown worth: the origin is shrunk by a factor that earlier answers chose.
 
-beta = <u, p> / |p|^2 is how much of the public gradient p the released private gradient u holds. It settles where the
-residuals g_i - beta * p are shortest, even if most of them are clipped: while beta is too small, u reaches beyond
-beta * p; if it is too large, not that far. Useless public data gives 0, and that is DP-SGD. Only released answers are
-looked at, so it costs nothing.
+<u, p> / |p|^2, the share of the public gradient p that a released u holds, settles where the residuals g_i - beta * p
+are shortest, even if most are clipped. beta is the share less two standard errors: worth must be shown, so that useless
+public data gets 0, and that is DP-SGD. Only released answers are looked at, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class ShrunkOrigin(Upon):
     origin_clip: float = 1.0  # the longest public step; usually the clip norm
     public_batch: int | None = 640
     memory: float = 0.8
+    caution: float = 2.0  # standard errors
 
     def __post_init__(self) -> None:
         if not (0 <= self.memory < 1 and self.origin_clip > 0):
             raise InvalidArgument(f"memory={self.memory} must lie in [0, 1), origin_clip={self.origin_clip} above 0.")
 
     def init(self, params: Params) -> Any:
-        nothing = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
-        return {"along": nothing, "squared": nothing, "below": super().init(params)}
+        return {"means": next(iter(params.values())).new_zeros(3, dtype=torch.float64), "below": super().init(params)}
 
     def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
         p = bounded_gradient(params, needed(public), self.public_batch, self.origin_clip, handed.get("scale"))
@@ -46,15 +45,16 @@ class ShrunkOrigin(Upon):
             seen.append(question.clip.restore(answer := ask(question, **options)))
             return answer
 
-        update, below = super().step(state["below"], params, public, heard, origin=p * beta(state), **handed)
-        state, step = {**state, "below": below}, scaled(p, handed)
+        (share, beta), step = self.worth(state), scaled(p, handed)
+        update, below = super().step(state["below"], params, public, heard, origin=p * beta, **handed)
         for u in seen:
-            for name, value in (("along", u.dot(step)), ("squared", step.dot(step))):
-                state[name] = self.memory * state[name] + (1 - self.memory) * value
-        return update, state
+            new = torch.stack([along := u.dot(step), squared := step.dot(step), (along - share * squared) ** 2])
+            state = {"means": new.lerp(state["means"], self.memory)}
+        return update, {**state, "below": below}
 
-
-def beta(state: Any) -> torch.Tensor:
-    """How much of the public gradient is taken as the origin; nothing before the first answer."""
-    share: torch.Tensor = state["along"] / state["squared"].clamp_min(1e-300)
-    return share.clamp(0.0, 1.0)
+    def worth(self, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The share, and beta; nothing before the first answer."""
+        along, squared, surprise = state["means"]
+        error = self.caution * (surprise * (1 - self.memory) / (1 + self.memory)).sqrt()  # of a mean of n: over n
+        share, beta = torch.stack([along, along - error]) / squared.clamp_min(1e-300)  # where p is zero, so is <u, p>
+        return share, beta.clamp(0.0, 1.0)
