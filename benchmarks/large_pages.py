@@ -73,9 +73,9 @@ def markdown(results: dict[str, Any]) -> str:
         cells = (rows[w, method] for w in shown)
         lines.append(f"| {method} | " + " | ".join(f"{r['gain']:.2f} ± {r['spread'] / 2:.2f}" for r in cells) + " |")
     m = results["machine"]
-    return "\n".join(
-        [*lines, "", f"{results['rounds']} rounds. {m['cpu']}, {m['threads']} threads, torch {m['torch']}."]
-    )
+    where = f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}"
+    lines += ["", f"Median of {results['rounds']} rounds ± half the distance between quartiles. {where}."]
+    return "\n".join(lines)
 
 
 def main() -> None:

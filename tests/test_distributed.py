@@ -34,6 +34,7 @@ from sfumato.privacy.ledger import Account
 from sfumato.privacy.ledger_plan import Plan
 from sfumato.privacy.noise import NotPrivateSeed
 from sfumato.questions import Exact, GradientSum, Gram, Histogram, Joint, NoisyArgmin, NoisyMean, Sample, Sealed
+from sfumato.selection.support import TopKHistogram
 from tests.statistics import FALSE_ALARM, binomial_p, correlation_p, normal_p, smallest, variance_p
 
 ROWS, INPUTS, CLASSES = 60, 5, 3
@@ -195,6 +196,11 @@ class Whole(Sealed):
         return noisy(torch.zeros(1))
 
 
+def votes(batch: Any) -> Tensor:
+    """Every row's uncertainty, and its bin."""
+    return torch.stack([batch[0][:, 0].double(), torch.zeros(len(batch[0]), dtype=torch.float64)], 1)
+
+
 # ------------------------------------------------------------------------------------------------ the same answers
 
 
@@ -225,6 +231,10 @@ def refusals(processes: Processes) -> dict[str, tuple[type, str]]:
         "costs too much": failure(lambda: private.plan((NoisyMean, 0.01, everyone, 5))),
         "fixed size": failure(lambda: private.plan((NoisyMean, 9.0, private.fixed(5), 1))),
         "sealed": failure(lambda: private.ask(Whole(), noise=9.0, sampler=everyone)),
+        "top k": failure(lambda: private.ask(TopKHistogram(votes, 3, 10), noise=20.0, sampler=everyone)),
+        "top k in a joint": failure(
+            lambda: private.ask(Joint((mean, TopKHistogram(votes, 3, 10))), noise=20.0, sampler=everyone)
+        ),
         "in one only": failure(
             lambda: private.ask(FailsInTwo(features, bound=1.0, width=INPUTS), noise=20.0, sampler=everyone)
         ),
@@ -330,6 +340,8 @@ def test_all_processes_refuse_together_and_go_on(answers: dict[int, list[dict[st
         "costs too much": (BudgetExceeded, "The plan costs"),
         "fixed size": (InvalidArgument, "use private.poisson"),
         "sealed": (InvalidArgument, "needs all rows in one process"),
+        "top k": (InvalidArgument, "TopKHistogram compares rows with each other"),
+        "top k in a joint": (InvalidArgument, "Joint compares rows with each other"),
         "in one only": (SfumatoError, "failed inside the door with ValueError"),
         "same rows": (InvalidArgument, "data is the same in two processes"),
         "a user in two": (InvalidArgument, "who would count twice"),

@@ -72,6 +72,11 @@ class _Base(ABC):
         """The noise that a plain number stands for."""
         return Gaussian(scale)
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether exact answers of two parts of the data add up to that of the whole: then processes can share it."""
+        return True
+
     def check(self, sample: Sample) -> None:
         """Raise what can be raised before anything is charged. Only shapes and types may be looked at."""
 
@@ -398,6 +403,10 @@ class Joint(Question):
     @property
     def unit(self) -> float:
         return math.sqrt(len(self.parts))
+
+    @property
+    def adds_up(self) -> bool:
+        return all(part.adds_up for part in self.parts)
 
     def check(self, sample: Sample) -> None:
         for part in self.parts:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from sfumato.data.samplers import Indices
 from sfumato.data.sources import DatasetSource, Source, ahead
-from sfumato.data.user_ids import is_missing
+from sfumato.data.user_ids import user_ids
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Performance, Units
 from sfumato.objective import Batch, Objective
@@ -82,12 +82,9 @@ class Sampled:
 
 def group_by_user(users: Any, rows: int, cap: int) -> list[Indices]:
     """Row numbers by user, at most `cap` each, in the order of the data."""
-    ids = np.asanyarray(users)
-    if isinstance(ids, np.ma.MaskedArray) or ids.ndim != 1 or len(ids) != rows:
+    found = user_ids(users)
+    if len(found) != rows:
         raise InvalidArgument("users must hold one id per row of the data, as a plain array.")
-    found = ids.tolist()
-    if any(map(is_missing, users if isinstance(users, list | tuple) else found)):  # numpy makes words of NaN and None
-        raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
     groups: dict[Any, list[int]] = {}
     for row, user in enumerate(found):
         groups.setdefault(user, []).append(row)

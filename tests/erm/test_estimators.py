@@ -231,10 +231,21 @@ def test_labels_are_declared_or_public_or_said_to_be_read_off_private_rows() -> 
     for model in (public, declared):
         assert list(model.classes_) == ["no", "yes"]
         assert not any("read off" in warning for warning in model.ledger_.warnings)
-    with pytest.raises(InvalidArgument, match="use one type"):
-        DPSGDClassifier(max_iter=2, classes=[0, 1]).fit(X, words)
+    with pytest.raises(InvalidArgument, match=r"y has words as labels and classes has numbers: use one type\."):
+        DPSGDClassifier(max_iter=2, classes=[0, 1]).fit(X, words)  # not <U9, which is how long somebody's name is
     with pytest.raises(InvalidArgument, match="only one class"):
         DPSGDClassifier(max_iter=2, classes=["no"]).fit(X, words)
+
+
+@pytest.mark.parametrize("which", ["X", "y"])
+def test_rows_of_unequal_length_are_refused_without_counting_them(which: str) -> None:
+    X, y = (
+        ([[1.0, 2.0]] * 96 + [[3.0]], [0, 1] * 48 + [0]) if which == "X" else ([[1.0, 2.0]] * 97, [[0]] * 96 + [[1, 2]])
+    )
+    with pytest.raises(InvalidArgument, match=f"{which} has rows of unequal length") as error:
+        DPSGDClassifier(adjacency="add-remove", size=100, classes=(0, 1)).fit(X, y)
+    assert "97" not in str(error.value)
+    assert error.value.__suppress_context__
 
 
 @pytest.mark.parametrize("missing", [np.nan, np.inf])

@@ -29,6 +29,7 @@ from sfumato.audit.bounds import (
     epsilon_of_mu,
     mu_lower_bound,
     split,
+    told_apart,
 )
 from sfumato.audit.doors import DELTA, Door, World, open_door, rows_objective, worlds
 from sfumato.audit.verdict import CONFIDENCE, Verdict
@@ -170,8 +171,11 @@ def _drawn(release: Release, present: bool, trials: int) -> Scores:
 
 def _scores(outs: Scores, ins: Scores) -> tuple[Scores, Scores]:
     """Along the direction in which the means differ on a sixth of the trials; the others are scored."""
-    some = _to_learn(len(outs))
+    some, columns = _to_learn(len(outs)), outs.shape[1]
+    outs, ins = told_apart(outs), told_apart(ins)
     towards = ins[:some].mean(0) - outs[:some].mean(0)
+    # A NaN that only one side has is worth more than all numbers together, however large.
+    towards[columns:] *= 1e3 * (1 + max(np.linalg.norm(side[:some], axis=1).max() for side in (outs, ins))) ** 2
     return outs[some:] @ towards, ins[some:] @ towards
 
 

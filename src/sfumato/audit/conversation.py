@@ -9,7 +9,7 @@ private rows lead it, is found in the step after.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,10 @@ def conversation(
 
 
 def public_part(question: Any) -> list[Any]:
-    """All that a question holds of tensors and numbers; functions of rows are compared by what they answer."""
+    """All that a question holds but functions of rows, which are compared by what they answer.
+
+    What it does not know how to look into is itself a leaf: two of them are the same if they are one, or equal.
+    """
     found: list[Any] = [question.kind(), question.unit]
     for field in fields(question):
         found += _leaves(getattr(question, field.name))
@@ -108,15 +111,19 @@ def public_part(question: Any) -> list[Any]:
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, Tensor):
         return [value.detach().clone()]
-    if isinstance(value, int | float | str | None):
-        return [value]
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.shape, value.tobytes() if value.dtype != object else value.tolist()]
+    if isinstance(value, np.generic):
+        return [value.dtype.str, value.tobytes()]
     if isinstance(value, Clip):
         return [leaf for part in (value.norm, value.origin, value.scale, value.stability) for leaf in _leaves(part)]
     if isinstance(value, Mapping):
         return [leaf for name in value for leaf in (name, *_leaves(value[name]))]
     if isinstance(value, list | tuple):
         return [leaf for part in value for leaf in _leaves(part)]
-    return []
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *(leaf for field in fields(value) for leaf in _leaves(getattr(value, field.name)))]
+    return [] if callable(value) else [value]
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from sfumato.audit.bounds import Rates, Scores, all_right, check_power, epsilon_lower_bound, split
 from sfumato.audit.verdict import CONFIDENCE, Verdict
+from sfumato.errors import InvalidArgument
 
 Counts = Callable[[bool, int], Any]
 """(whether the person is in, how many times) -> (times, bins) released counts"""
@@ -50,6 +51,8 @@ def counts_audit(
     signs = np.asarray(towards, dtype=np.float64)
     moved = signs != 0
     outs, ins = (np.asarray(counts(present, trials), dtype=np.float64)[:, moved] for present in (False, True))
+    if not (np.isfinite(outs).all() and np.isfinite(ins).all()):
+        raise InvalidArgument("counts gives what is not finite, which no threshold compares: it must give numbers.")
     usual = outs[: trials // 2].mean(0)  # of those trials alone that choose the threshold
 
     def score(told: Scores) -> Scores:

@@ -1,10 +1,15 @@
-"""Whose row it is: an id that is missing would make one user of everybody who has none."""
+"""Whose row it is: ids that are missing, or rounded, would make one user of many people."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from sfumato.errors import InvalidArgument
+
 _NOBODY = {"", "nan", "NaN"}  # as text, too: so numpy and pandas write what they do not know
+_WANTED = "users must hold one id per row of the data, as a plain array"
 
 
 def is_missing(user: Any) -> bool:
@@ -21,3 +26,38 @@ def is_missing(user: Any) -> bool:
         return bool(user != user)  # NaN and NaT differ from themselves
     except TypeError:  # pandas' NA, which is neither equal nor different
         return True
+
+
+def user_ids(users: Any) -> list[Any]:
+    """The ids as they were given, equal ones equal. None may be missing.
+
+    A list never passes through numpy, which has one type for all: beside a single 0.5, integers beyond 2^53 would
+    become floats, and many people one.
+
+    >>> user_ids([2**60, 2**60 + 1, 0.5, 3.0])
+    [1152921504606846976, 1152921504606846977, 0.5, 3]
+    """
+    if isinstance(users, np.ma.MaskedArray):
+        raise InvalidArgument(f"{_WANTED}.")
+    given = list(users) if isinstance(users, list | tuple) else np.asanyarray(users)
+    if isinstance(given, np.ndarray):
+        if given.ndim != 1:
+            raise InvalidArgument(f"{_WANTED}.")
+        given = given.tolist()
+    found = [_plain(user) for user in given]
+    if any(map(is_missing, found)):
+        raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
+    return found
+
+
+def _plain(user: Any) -> Any:
+    """Without its wrapping in numpy or torch, and 3.0 as the 3 that it equals: what is equal is written alike."""
+    if getattr(user, "shape", None) == () and hasattr(user, "item"):
+        user = user.item()
+    if isinstance(user, bool | float) and user == user and abs(user) != float("inf") and user == int(user):
+        return int(user)
+    try:
+        hash(user)
+    except TypeError:  # a list, say, which its message would quote
+        raise InvalidArgument(f"{_WANTED}: an id is a number or a word.") from None
+    return user

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sfumato.data.samplers import FixedSize, Sampler
+from sfumato.data.user_ids import user_ids
 from sfumato.distributed.account import SharedAccount
 from sfumato.distributed.tensors import (
     Form,
@@ -117,7 +118,7 @@ class Processes:
 
     def holds(self, users: Iterable[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which rows are of users of this process: a share in which every user has all of their records."""
-        own = [zlib.crc32(repr(user).encode()) % self.count == self.rank for user in np.asarray(users).tolist()]
+        own = [zlib.crc32(repr(user).encode()) % self.count == self.rank for user in user_ids(users)]
         return np.array(own, dtype=bool)
 
     def close(self) -> None:
@@ -324,7 +325,7 @@ class Processes:
         if self.count == 1:
             return
         if users is not None:
-            ids = self._heard({digest(repr(user)) for user in np.asarray(users).tolist()})
+            ids = self._heard({digest(repr(user)) for user in user_ids(users)})
             if len(set.union(*ids)) < sum(map(len, ids)):
                 raise InvalidArgument(
                     "users has someone with records in two processes, who would count twice: give each process all "
@@ -356,6 +357,11 @@ class Processes:
         if self.count == 1:
             check()
             return
+        if not question.adds_up:
+            raise InvalidArgument(
+                f"question={question.kind()} compares rows with each other, and each of {self.count} processes knows "
+                "its own alone: ask it in one process, or one that adds up, such as Histogram."
+            )
         self.agree(check, said=lambda _: (question.kind(), question.unit, terms, [len(t) for t in public_of(question)]))
         self._asked[question.kind()] += 1
         if self._asked[question.kind()] % _COMPARED_EVERY == 1 and (tensors := public_of(question)):

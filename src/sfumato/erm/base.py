@@ -295,8 +295,10 @@ class Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
             raise InvalidArgument(
                 f"{self._labels_from} has only one class, and a classifier needs two: declare them, classes=(0, 1)."
             )
-        if (labels.dtype.kind in "OSU") != (y.dtype.kind in "OSU"):
-            raise InvalidArgument(f"y has {y.dtype} labels and {self._labels_from} has {labels.dtype}: use one type.")
+        if (words := labels.dtype.kind in "OSU") != (y.dtype.kind in "OSU"):
+            # Not the types themselves: that of words says how long the longest is.
+            one, other = ("numbers", "words") if words else ("words", "numbers")
+            raise InvalidArgument(f"y has {one} as labels and {self._labels_from} has {other}: use one type.")
         if y_public is not None and len(strange := np.unique(y_public[~np.isin(y_public, labels)])):
             raise InvalidArgument(
                 f"y_public has the label {strange.tolist()[0]!r}, which is not in classes={labels.tolist()}: correct "

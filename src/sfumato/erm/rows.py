@@ -43,7 +43,7 @@ def check_apart(X: Any, X_public: Any) -> None:
 
 def features(X: Any, what: str) -> Array:
     """A float64 matrix; errors name the problem and quote no value."""
-    array: Array = np.asarray(X.toarray() if issparse(X) else X)  # type: ignore[attr-defined]
+    array = _array(X.toarray() if issparse(X) else X, what)  # type: ignore[attr-defined]
     if array.dtype.kind == "c":
         raise InvalidArgument(f"Complex data not supported: give {what} as real numbers.")
     try:
@@ -58,12 +58,19 @@ def features(X: Any, what: str) -> Array:
     return array
 
 
+def _array(values: Any, what: str) -> Array:
+    try:
+        return np.asarray(values)
+    except ValueError:  # rows of unequal length: its message counts them
+        raise InvalidArgument(f"{what} has rows of unequal length: give each as many numbers as the others.") from None
+
+
 def column(y: Any, what: str, estimator: object) -> Array:
     """One target per row."""
     if y is None:
         name = type(estimator).__name__
         raise InvalidArgument(f"{name} requires y to be passed, but the target y is None: give {what}.")
-    array = np.asarray(y)
+    array = _array(y, what)
     if array.ndim == 2 and array.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected: use y.ravel().",

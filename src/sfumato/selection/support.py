@@ -54,6 +54,10 @@ class TopKHistogram(_OfRows):
         return 2.0
 
     @property
+    def adds_up(self) -> bool:
+        return False  # the top of two parts is not that of the whole
+
+    @property
     def _width(self) -> int:
         return 2
 
