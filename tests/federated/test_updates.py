@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from sfumato import Objective, cross_entropy
 from sfumato.errors import InvalidArgument
 from sfumato.federated import FED_SGD, LocalClients, LocalWork, Request
+from sfumato.federated import clients as clients_module
 
 SIZES = [3, 1, 4, 4, 2]  # rows of each user
 
@@ -82,6 +85,42 @@ def test_a_user_depends_on_no_other() -> None:
     for user in range(len(SIZES) - 1):
         assert all(torch.equal(others[user][name], t) for name, t in together[user].items())
     assert not torch.equal(others[len(SIZES) - 1]["0.weight"], together[len(SIZES) - 1]["0.weight"])
+
+
+@pytest.mark.parametrize("work", [FED_SGD, LocalWork(epochs=2)], ids=["sgd", "avg"])
+@pytest.mark.parametrize("width", [3, 50])
+def test_a_user_who_leaves_moves_nobody_elses_update(work: LocalWork, width: int) -> None:
+    """All behind move to other places, where batched products of users' own weights may round otherwise."""
+    torch.manual_seed(0)
+    objective = Objective(nn.Sequential(nn.Linear(width, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy)
+    rows = (torch.randn(1, width).repeat(40, 1), torch.zeros(40, dtype=torch.long))  # one row, in all places
+    request = Request(params=objective.parameters(), work=work)
+    whole = collected(LocalClients(objective, rows, list(range(40)), at_once=32), request)
+    fewer = collected(LocalClients(objective, tuple(t[1:] for t in rows), list(range(39)), at_once=32), request)
+    for user in range(39):
+        assert all(torch.equal(fewer[user][name], t) for name, t in whole[user + 1].items())
+        assert all(torch.equal(whole[0][name], t) for name, t in whole[user + 1].items())
+
+
+def test_users_are_computed_together_only_where_places_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, rows, owners = made()
+    passes: list[int] = []
+    honest = clients_module.updates_of
+
+    def by_place(*args: Any) -> dict[str, Tensor]:
+        passes.append(len(args[-1]))
+        found = honest(*args)
+        return {name: t + 1e-9 * torch.arange(len(t)).view(-1, *[1] * (t.ndim - 1)) for name, t in found.items()}
+
+    request = Request(params=objective.parameters())
+    expected = collected(LocalClients(objective, rows, owners, at_once=1), request)
+    monkeypatch.setattr(clients_module, "updates_of", by_place)
+    found = collected(LocalClients(objective, rows, owners, at_once=4), request)
+    assert passes == [4] * 3  # rows of 1, 2 and 4: each was tried once, and given up
+        {1 << (n - 1).bit_length() for n in SIZES}
+    )  # each tried once, and left
+    for user, update in expected.items():
+        assert all(torch.allclose(found[user][name], t, atol=1e-7) for name, t in update.items())
 
 
 def test_the_module_itself_is_left_alone() -> None:
