@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,11 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'dp_accounting', 'sklearn', 'matplotlib', 'sqlalchemy', 'numpy'} & set(sys.modules); "
         "sys.exit(f'{heavy} loaded' if heavy else status)"
     )
-    start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - start < 30  # 0.3 s on an idle machine
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3  # 0.3 s
     for command in ("account", "demo", "train"):
         assert command in done.stdout
 

@@ -282,7 +282,7 @@ def test_the_sampler_that_was_charged_draws_the_users() -> None:
     for _ in range(200):
         users.ask(questions(objective)["plain"])
     counts = np.bincount([a for asked in watched.contacted for a in asked], minlength=USERS)
-    spread = 5 * math.sqrt(200 * 0.25 * 0.75)
+    spread = 6 * math.sqrt(200 * 0.25 * 0.75)  # 1e-7 for all of them
     assert np.all(abs(counts - 50) < spread)
     sizes = [len(asked) for asked in watched.contacted]
     assert len(set(sizes)) > 3, "the size of a Poisson sample varies"

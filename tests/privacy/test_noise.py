@@ -78,7 +78,7 @@ def test_gaussian_law_per_tensor_and_step(source):
         else:
             assert max(variances) < FALSE_ALARM
             assert normal_p(np.concatenate([x.ravel() for x in parts]), STD) < FALSE_ALARM
-    assert mean_p(parts[0] + 0.05 * STD, STD) < FALSE_ALARM
+    assert mean_p(parts[0] + 0.06 * STD, STD) < FALSE_ALARM
 
 
 def test_steps_and_tensors_are_uncorrelated(source):
@@ -352,7 +352,8 @@ def test_forked_children_get_their_own_keys(seed):
     seen.append(draw())
     assert all(len(s) == 150 for s in seen)
     for i, one in enumerate(seen):
-        assert all(not np.isin(one, other).any() for other in seen[:i])
+        # Noise lies on a grid: two in 150 may be equal by chance, three are 5e-11. A key that is shared repeats 50.
+        assert all(np.isin(one, other).sum() < 3 for other in seen[:i])
 
 
 def test_a_thread_that_outlives_its_source_ends_before_the_process():
