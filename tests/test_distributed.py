@@ -342,7 +342,7 @@ def test_all_processes_refuse_together_and_go_on(answers: dict[int, list[dict[st
         "sealed": (InvalidArgument, "needs all rows in one process"),
         "top k": (InvalidArgument, "TopKHistogram compares rows with each other"),
         "top k in a joint": (InvalidArgument, "Joint compares rows with each other"),
-        "in one only": (SfumatoError, "failed inside the door with ValueError"),
+        "in one only": (SfumatoError, "was charged and failed inside the door with ValueError"),
         "same rows": (InvalidArgument, "data is the same in two processes"),
         "a user in two": (InvalidArgument, "who would count twice"),
         "no answer left": (BudgetExceeded, "has no answer to 'NoisyMean' left"),

@@ -170,6 +170,18 @@ def test_a_training_that_does_not_fit_charges_nothing_and_changes_nothing(bench:
     assert bench.counted() == []
 
 
+def test_after_other_plans_a_training_asks_what_it_may_cost_and_then_that_it_is_spent(bench: Bench) -> None:
+    bench.train(budget=Budget(2.0, 1e-4))
+    with pytest.raises(InvalidArgument, match=r"budget is missing: of its epsilon=8 the account has about \d"):
+        bench.train(noise=None)
+    assert bench.counted() == [STEPS]
+    bench.train(budget=Budget(2.0, 1e-4))
+    spent = Bench(bench.folder, ledger="other.db")
+    spent.train(noise=None)
+    with pytest.raises(BudgetExceeded, match=r"its epsilon=8 only as one composition.*checkpoint.*budget=Budget"):
+        spent.train(noise=None)
+
+
 def test_empty_batches_are_steps_like_any_other(bench: Bench) -> None:
     # One unit in two steps is expected: most batches are empty. A skipped step would betray that.
     run = bench.train(batch_size=None, sampler=bench.parts()[0].poisson(0.5), noise=1.0, steps=8)

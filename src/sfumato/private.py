@@ -227,12 +227,16 @@ class Private:
             mechanism = self.account.charge(one).take(question.kind())
         # From here on the answer is paid for. Sampling and noise come from the mechanism that was charged.
         if isinstance(question, Sealed):
-            return self._inside(partial(self._answer_sealed, question, mechanism))
-        noisy = self._inside(partial(self._noisy, question, mechanism))
+            return self._inside(partial(self._answer_sealed, question, mechanism), charged=True)
+        noisy = self._inside(partial(self._noisy, question, mechanism), charged=True)
         return question.release(noisy, mechanism.sampler.expected)
 
     def close(self) -> None:
-        """End what is planned and reserved here; what was not asked is given back."""
+        """End what is planned and reserved here; what was not asked is given back.
+
+        But for a plan that fits the budget only as one composition, as a training calibrated to all of it does: its
+        price is that of the whole.
+        """
         for plan in (*self._reserved.values(), *([] if self._plan is None else [self._plan])):
             plan.close()
         self._plan, self._reserved = None, {}
@@ -272,7 +276,7 @@ class Private:
         return self._sample(drawn, expected=mechanism.sampler.expected / self.processes.count)
 
     def _noisy(self, question: Question, mechanism: Mechanism) -> Any:
-        local = partial(self._inside, partial(self._exact, question, mechanism))
+        local = partial(self._inside, partial(self._exact, question, mechanism), charged=True)
         exact = self.processes.agree(local, said=form_of)
         law = {"unit": question.unit, "noise": mechanism.noise, "symmetric": question.symmetric}
         noised = partial(privatize, source=self._noise, **law)
@@ -296,8 +300,8 @@ class Private:
         draws = getattr(question, "draws", True)
         return own_generators(int(self._noise.sampling.integers(2**63))) if draws else nullcontext()
 
-    def _inside(self, work: Callable[[], _T]) -> _T:
-        return unquoted(work, private=self._noise.private, advice=self._on_made_up_rows)
+    def _inside(self, work: Callable[[], _T], *, charged: bool = False) -> _T:
+        return unquoted(work, private=self._noise.private, charged=charged, advice=self._on_made_up_rows)
 
     def _on_made_up_rows(self) -> str:
         """What the objective says of made-up rows of the data's types and row shapes, which may be quoted.

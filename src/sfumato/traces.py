@@ -26,7 +26,7 @@ LOADER = "sfumato-loader"
 """How the names of threads begin in which rows are loaded."""
 
 
-def unquoted(work: Callable[[], _T], *, private: bool, advice: Callable[[], str]) -> _T:
+def unquoted(work: Callable[[], _T], *, private: bool, charged: bool, advice: Callable[[], str]) -> _T:
     """Keeps the text of errors of code that sees private rows: it may quote a row, or count a batch."""
     try:
         return work()
@@ -41,7 +41,8 @@ def unquoted(work: Callable[[], _T], *, private: bool, advice: Callable[[], str]
         if not private:
             raise
         text = (
-            f"The question failed inside the door with {type(error).__name__}, whose text may quote private rows: "
+            f"The question {'was charged and ' if charged else ''}failed inside the door with "
+            f"{type(error).__name__}, whose text may quote private rows: "
             f"{advice()}"
         )
     # Out here nothing is being handled: else that error, with rows in its frames, would become this one's context.

@@ -82,7 +82,7 @@ def train(
 
     Args:
         model: the module of `private.objective`; its weights are updated in place.
-        budget: what this training may cost; by default all that the ledger allows. The noise is calibrated to it,
+        budget: what this training may cost; by default all that a new account has. The noise is calibrated to it,
             unless `noise` (standard deviation / clip norm) is given instead.
         batch_size: the expected batch of Poisson sampling; or give a `sampler`.
         reserve: steps that are reserved beyond `steps`, to do again what a crash loses. Without a reserve a crash
@@ -374,7 +374,13 @@ def _check_afterwards(path: Path, private: Private, known: Asked | None, later: 
 def _calibrated(
     private: Private, sampler: Sampler, times: int, budget: Budget | None, later: Sequence[Mechanism]
 ) -> float:
-    budget = budget or private.account.budget
+    whole = private.account.budget
+    if budget is None and 0 < (left := private.account.left()) < whole.epsilon:
+        raise InvalidArgument(
+            f"budget is missing: of its epsilon={whole.epsilon:g} the account has about {left:.4g} left after earlier "
+            f"plans, so say what this training may cost, budget=Budget(..., {whole.delta:g})."
+        )
+    budget = budget or whole
     return calibration.noise_multiplier(
         epsilon=budget.epsilon,
         delta=budget.delta,

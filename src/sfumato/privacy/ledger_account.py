@@ -237,8 +237,10 @@ class Account:
             )
         if account["sealed_by"] is not None:
             raise BudgetExceeded(
-                f"{waited}Account {self.name!r} is spent: its first plan ({account['sealed_by']}) fits the budget only "
-                "as one composition, so nothing can be added to it; next time declare everything in one plan, or less."
+                f"{waited}Account {self.name!r} is spent: its first plan ({account['sealed_by']}) fits its "
+                f"epsilon={self.budget.epsilon:g} only as one composition, so nothing can be added to it: take an "
+                "interrupted training up again from its checkpoint; next time give each a share, "
+                "train(..., budget=Budget(...)), or declare everything in one plan."
             )
         total = json.loads(account["total"])
         spent, alone = (self.filter.spent(t, self.budget) for t in (total, asking.counted))
