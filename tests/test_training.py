@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+import sfumato.ensembles
 import sfumato.training
 from sfumato import Budget, Clip, GradientMean, Ledger, Objective, Private, Public, Run, cross_entropy, train
 from sfumato.algorithms.dp_sgd import dp_sgd
@@ -337,6 +338,67 @@ def test_an_error_in_an_evaluation_loses_no_step(bench: Bench) -> None:
     assert (run.steps_taken, run.steps_lost) == (STEPS, 0)
     assert run.metrics["step"] == STEPS  # evaluated now, without a further question
     assert bench.counted() == [STEPS]
+
+
+@pytest.mark.parametrize(("every", "lost"), [(30.0, 4), (0.0, 1)])
+def test_an_error_in_the_optimisers_step_saves_no_half_of_it(bench: Bench, every: float, lost: int) -> None:
+    path, calls = bench.folder / "run.pt", []
+
+    def hooked(params: Any) -> torch.optim.Optimizer:
+        def fail(*_: object) -> None:
+            calls.append(True)
+            if len(calls) == 5:
+                raise Stop
+
+        optimizer = bench.momentum(params)
+        optimizer.register_step_post_hook(fail)
+        return optimizer
+
+    with pytest.raises(Stop) as caught:
+        bench.train(checkpoint=path, checkpoint_every=every, optimizer=hooked)
+    assert "checkpoint_every=0" in caught.value.__notes__[0]
+    assert torch.load(path)["step"] == torch.load(path)["answers"] == 5 - lost
+    run = bench.train(checkpoint=path, optimizer=hooked)
+    assert (run.steps_taken, run.steps_lost, run.steps_short) == (STEPS - lost, lost, lost)
+    assert bench.counted() == [STEPS]
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_ledger_that_cannot_be_reached_loses_no_step(bench: Bench, reached: bool) -> None:
+    path = bench.folder / "run.pt"
+
+    def method(params: Any, public: Public, ask: Any) -> Any:
+        if bench.private.account.statement().asked[0].answers >= 5 and not failed:
+            failed.append(True)
+            raise LedgerError("made up") from (None if reached else OSError("made up"))
+        return dp_sgd(params, public, ask)
+
+    failed: list[bool] = []
+    with pytest.raises(LedgerError):
+        bench.train(method=method, checkpoint=path)
+    (taken,) = bench.counted()
+    assert torch.load(path)["step"] == (1 if reached else taken)  # one that was taken over writes nothing any more
+    run = bench.train(method=method, checkpoint=path)
+    assert run.steps_lost == (taken - 1 if reached else 0)
+
+
+def test_a_full_disk_for_iterates_loses_no_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bench.folder / "run.pt"
+    write = sfumato.ensembles._write
+
+    def full(file: Path, params: Any) -> Path:
+        if file.name == "step-000005.safetensors":
+            raise SfumatoError("made up")
+        return write(file, params)
+
+    monkeypatch.setattr(sfumato.ensembles, "_write", full)
+    with pytest.raises(SfumatoError, match="made up"):
+        bench.train(checkpoint=path, keep_last=STEPS)
+    assert torch.load(path)["step"] == torch.load(path)["answers"] == 5
+    run = bench.train(checkpoint=path, keep_last=STEPS)
+    assert (run.steps_taken, run.steps_lost) == (STEPS, 0)
+    assert run.iterates is not None
+    assert run.iterates.steps == [step for step in range(1, STEPS + 1) if step != 5]
 
 
 def test_a_checkpoint_after_every_step(bench: Bench) -> None:

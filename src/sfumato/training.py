@@ -101,8 +101,10 @@ def train(
         alignment: measure in every step how far the private gradient points where the public one does, with a
             confidence band, as `Run.alignment`; free, but for a public gradient where the method takes none.
         checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. Ctrl-C and
-            errors leave it at the last whole step, so that nothing that was paid for is lost.
-        checkpoint_every: seconds between checkpoints.
+            errors leave it at the last whole step: at most the answer of the step under way is lost. Only an error
+            inside `optimizer.step()`, hooks included, leaves weights that may be half changed and are not saved: then
+            the steps since the last save are lost, as after a kill.
+        checkpoint_every: seconds between checkpoints; 0 saves after every step.
     """
     objective = private.objective
     if objective is None or objective.module is not model:
@@ -245,13 +247,20 @@ def train(
                     if not now.history or now.history[-1]["step"] != target:
                         evaluate(plan)  # a resumed training that had nothing left to do
                     keep()
-                except LedgerError:
-                    raise  # another process may have taken the plan over: then the checkpoint is that one's to write
                 except BaseException as error:
+                    # Another process may have taken the plan over: then the checkpoint is that one's to write. A ledger
+                    # that could not be reached, which has a cause, says no such thing.
+                    if isinstance(error, LedgerError) and (error.__cause__ is None or plan.taken == 0):
+                        raise
                     if plan.taken == 0 and key is None:
                         plan.close()  # nothing was answered and nobody can resume it: give everything back
                     # The last whole step is kept before the plan pauses, so that nothing that was paid for is lost.
-                    if now.whole and now.step > begun:
+                    if not now.whole and path is not None:
+                        error.add_note(
+                            f"The optimizer failed within its step, so checkpoint={str(path)!r} stays as it was last "
+                            "saved, and what came after is lost: with checkpoint_every=0 every step is saved."
+                        )
+                    elif now.step > begun:
                         try:
                             keep()
                         except SfumatoError as also:
