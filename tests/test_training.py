@@ -475,6 +475,7 @@ def test_another_training_than_was_begun_is_refused(bench: Bench, tmp_path: Path
     stop: list[bool] = []
 
     def metric(module: Any, batch: Any) -> Tensor:
+        """Fails after the fourth step."""
         stop.append(True)
         if len(stop) == 5:
             raise Stop
