@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -425,7 +425,8 @@ def dies(processes: Processes, folder: Path, rank: int, step: int, moment: str) 
     """Kills one process in the middle of a step: before it asks, or after it was answered."""
     taken = 0
 
-    def method(params: Any, public: Any, ask: Any) -> Gradient:
+    @wraps(dope_sgd)
+    def method(params: Any, public: Any, ask: Any, *, public_batch: int) -> Gradient:
         nonlocal taken
         taken += 1
 
@@ -440,7 +441,9 @@ def dies(processes: Processes, folder: Path, rank: int, step: int, moment: str) 
         return update  # type: ignore[no-any-return]
 
     start = time.monotonic()
-    kind, text = failure(lambda: trained(processes, folder, method=method, keep_last=0, checkpoint_every=0.0))
+    kind, text = failure(
+        lambda: trained(processes, folder, method=partial(method, public_batch=6), keep_last=0, checkpoint_every=0.0)
+    )
     return {
         "kind": kind,
         "text": text,
@@ -484,7 +487,8 @@ def interrupted(processes: Processes, folder: Path) -> str:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     taken = 0
 
-    def method(params: Any, public: Any, ask: Any) -> Gradient:
+    @wraps(dope_sgd)
+    def method(params: Any, public: Any, ask: Any, *, public_batch: int) -> Gradient:
         nonlocal taken
         taken += 1
         if taken == 3 and processes.rank == 1:
@@ -492,7 +496,7 @@ def interrupted(processes: Processes, folder: Path) -> str:
         return ask(GradientMean(params, Clip(1.0)))  # type: ignore[no-any-return]
 
     try:
-        trained(processes, folder, method=method, keep_last=0)
+        trained(processes, folder, method=partial(method, public_batch=6), keep_last=0)
     except KeyboardInterrupt:
         return f"interrupted in step {taken}"
     return "not interrupted"

@@ -16,14 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rich.progress
 import torch
 from rich.console import Console
 from torch import Tensor
 
+import sfumato.ensembles
 import sfumato.training
 from sfumato import Budget, Clip, GradientMean, Ledger, Objective, Private, Public, Run, cross_entropy, train
+from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.algorithms.dp_sgd import dp_sgd
 from sfumato.checkpoint import load_checkpoint
 from sfumato.data.samplers import FullBatch
@@ -237,6 +240,8 @@ def test_an_interrupted_training_goes_on_from_exactly_where_it_was(bench: Bench,
     class Looking(Recording):
         """Looks at everything before the first step after the resume."""
 
+        __name__ = "Recording"  # it does the same
+
         def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
             if not self.states:
                 found.extend(copy.deepcopy([bench.model.state_dict(), bench.optimizers[-1].state_dict(), state]))
@@ -287,7 +292,7 @@ def test_a_reserve_does_again_what_was_lost(bench: Bench) -> None:
 
 def test_a_finished_training_is_returned_without_a_question(bench: Bench) -> None:
     path = bench.folder / "run.pt"
-    run = bench.train(checkpoint=path)
+    run = bench.train(checkpoint=path, method=Recording())
     bench.train(noise=20.0, checkpoint=bench.folder / "later.pt")  # the ledger's last plan is another one
     method = Recording()
     again = bench.train(checkpoint=path, method=method)
@@ -303,6 +308,8 @@ def test_ctrl_c_finishes_the_step_and_keeps_it(bench: Bench) -> None:
     path = bench.folder / "run.pt"
 
     class Impatient(Recording):
+        __name__ = "Recording"  # it does the same
+
         def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
             if state["count"] == 3:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -349,6 +356,67 @@ def test_an_error_in_an_evaluation_loses_no_step(bench: Bench) -> None:
     assert (run.steps_taken, run.steps_lost) == (STEPS, 0)
     assert run.metrics["step"] == STEPS  # evaluated now, without a further question
     assert bench.counted() == [STEPS]
+
+
+@pytest.mark.parametrize(("every", "lost"), [(30.0, 4), (0.0, 1)])
+def test_an_error_in_the_optimisers_step_saves_no_half_of_it(bench: Bench, every: float, lost: int) -> None:
+    path, calls = bench.folder / "run.pt", []
+
+    def hooked(params: Any) -> torch.optim.Optimizer:
+        def fail(*_: object) -> None:
+            calls.append(True)
+            if len(calls) == 5:
+                raise Stop
+
+        optimizer = bench.momentum(params)
+        optimizer.register_step_post_hook(fail)
+        return optimizer
+
+    with pytest.raises(Stop) as caught:
+        bench.train(checkpoint=path, checkpoint_every=every, optimizer=hooked)
+    assert "checkpoint_every=0" in caught.value.__notes__[0]
+    assert torch.load(path)["step"] == torch.load(path)["answers"] == 5 - lost
+    run = bench.train(checkpoint=path, optimizer=hooked)
+    assert (run.steps_taken, run.steps_lost, run.steps_short) == (STEPS - lost, lost, lost)
+    assert bench.counted() == [STEPS]
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_ledger_that_cannot_be_reached_loses_no_step(bench: Bench, reached: bool) -> None:
+    path = bench.folder / "run.pt"
+
+    def method(params: Any, public: Public, ask: Any) -> Any:
+        if bench.private.account.statement().asked[0].answers >= 5 and not failed:
+            failed.append(True)
+            raise LedgerError("made up") from (None if reached else OSError("made up"))
+        return dp_sgd(params, public, ask)
+
+    failed: list[bool] = []
+    with pytest.raises(LedgerError):
+        bench.train(method=method, checkpoint=path)
+    (taken,) = bench.counted()
+    assert torch.load(path)["step"] == (1 if reached else taken)  # one that was taken over writes nothing any more
+    run = bench.train(method=method, checkpoint=path)
+    assert run.steps_lost == (taken - 1 if reached else 0)
+
+
+def test_a_full_disk_for_iterates_loses_no_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bench.folder / "run.pt"
+    write = sfumato.ensembles._write
+
+    def full(file: Path, params: Any) -> Path:
+        if file.name == "step-000005.safetensors":
+            raise SfumatoError("made up")
+        return write(file, params)
+
+    monkeypatch.setattr(sfumato.ensembles, "_write", full)
+    with pytest.raises(SfumatoError, match="made up"):
+        bench.train(checkpoint=path, keep_last=STEPS)
+    assert torch.load(path)["step"] == torch.load(path)["answers"] == 5
+    run = bench.train(checkpoint=path, keep_last=STEPS)
+    assert (run.steps_taken, run.steps_lost) == (STEPS, 0)
+    assert run.iterates is not None
+    assert run.iterates.steps == [step for step in range(1, STEPS + 1) if step != 5]
 
 
 def test_a_checkpoint_after_every_step(bench: Bench) -> None:
@@ -412,6 +480,67 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(bench: Bench, tmp_path: Pat
     bench.train(method=Recording(), checkpoint=path)
     path.unlink()
     refused(lambda: bench.train(method=Recording(), checkpoint=path), "is gone")
+
+
+def test_another_training_than_was_begun_is_refused(bench: Bench, tmp_path: Path) -> None:
+    path, go = tmp_path / "run.pt", partial(bench.train, checkpoint=tmp_path / "run.pt")
+    stop: list[bool] = []
+
+    def metric(module: Any, batch: Any) -> Tensor:
+        """Fails after the fourth step."""
+        stop.append(True)
+        if len(stop) == 5:
+            raise Stop
+        return torch.zeros(len(batch[0]))
+
+    with pytest.raises(Stop):
+        go(method=partial(dp_sgd, clip=np.float64(0.5)), metrics={"broken": metric}, evaluate_every=1, reserve=1)
+    content, counted = path.read_bytes(), bench.counted()
+    same_again: dict[str, Any] = {"method": partial(dp_sgd, clip=0.5), "reserve": 1}
+
+    def no(*words: str, **options: Any) -> None:
+        refused(lambda: go(**(same_again | options)), "was begun with", *words, "as it was begun, or name another file")
+        assert bench.counted() == counted
+        assert path.read_bytes() == content
+        assert not same(dict(bench.model.state_dict()), torch.load(path)["model"])
+
+    no("method='dp_sgd', not 'dope_sgd'", method=partial(dope_sgd, clip=0.5))
+    no("method.clip=0.5, not 5.0", method=partial(dp_sgd, clip=5.0))
+    no("method.clip=0.5, not the default", method=dp_sgd)
+    no("method.augment=the default, not None", method=partial(dp_sgd, clip=0.5, augment=None))
+    no("optimizer.lr=0.2, not 5", optimizer=partial(torch.optim.SGD, lr=5, momentum=0.9))
+    no("optimizer='SGD', not 'Adam'", optimizer=torch.optim.Adam)
+    no("steps=12, not 20", steps=20)
+    no("reserve=1, not 0", reserve=0)
+    no("budget=None, not 1.0", noise=None, budget=Budget(1.0, BUDGET.delta))
+    no("steps=12, not 20 and reserve=1, not 2", steps=20, reserve=2)
+    fast = partial(torch.optim.SGD, lr=0.2, momentum=0.9, foreach=False)
+    run = go(**same_again, optimizer=fast, evaluate_every=3, checkpoint_every=0.0, keep_last=2, metrics={})
+    assert (run.steps_taken, run.steps_lost, run.steps_short) == (STEPS, 0, 0)
+    content, counted = path.read_bytes(), bench.counted()
+    no("steps=12, not 20", steps=20)  # nor does a training that has ended change its story
+
+
+def test_a_checkpoint_that_does_not_say_how_it_was_begun_is_taken(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    with pytest.raises(Stop):
+        bench.train(method=Recording(stop_at=4, before_asking=True), checkpoint=path)
+    saved = torch.load(path)
+    del saved["begun"]
+    torch.save(saved, path)
+    assert bench.train(checkpoint=path, method=Recording()).steps_taken == STEPS
+
+
+def test_where_an_option_lies_in_memory_may_change(bench: Bench, tmp_path: Path) -> None:
+    class Flip:
+        def __call__(self, batch: Any, *_: Any) -> Any:
+            return batch
+
+    go = partial(bench.train, checkpoint=tmp_path / "run.pt")
+    kept = [Flip(), Flip()]
+    run, again = (go(method=partial(dp_sgd, augment=flip)) for flip in kept)
+    assert again.config == run.config
+    assert "Flip" in run.config["method_options"]["augment"]
 
 
 def test_a_ledger_from_an_old_backup_is_noticed(bench: Bench, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def interrupted(
         bench.train(method=Kept(method, after, asked), checkpoint=checkpoint, **options)
     if killed:
         checkpoint.write_bytes(first)
-    return bench.train(method=method, checkpoint=checkpoint, **(options | (then or {})))
+    lives = Kept(method, STEPS + 1, asked)
+    return bench.train(method=lives, checkpoint=checkpoint, **(options | (then or {})))
 
 
 def planned(run: Run) -> list[int]:

@@ -50,10 +50,10 @@ class Standing:
         self.state, self.step, self.answers = state, self.step + 1, answers
         if self.average is not None:
             self.average.update(dict(self.model.named_parameters()), self.step)
-        if self.iterates is not None:
-            self.iterates.keep({n: p for n, p in self.model.named_parameters() if p.requires_grad}, self.step)
         self.drawn = None if self.public is None else self.public.random_state
         self.whole = True
+        if self.iterates is not None:  # a full disk loses this iterate, not the step
+            self.iterates.keep({n: p for n, p in self.model.named_parameters() if p.requires_grad}, self.step)
 
     def to_save(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.questions import GradientMean
 from sfumato.run import Run
+from sfumato.setup import as_begun, check_begun, setup_of
 from sfumato.standing import Patience, Standing
 
 Metric = Callable[[nn.Module, Any], Tensor]
@@ -100,9 +100,12 @@ def train(
             in the folder `<checkpoint>.iterates`, else in memory; of several processes the first one keeps them.
         alignment: measure in every step how far the private gradient points where the public one does, with a
             confidence band, as `Run.alignment`; free, but for a public gradient where the method takes none.
-        checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. Ctrl-C and
-            errors leave it at the last whole step, so that nothing that was paid for is lost.
-        checkpoint_every: seconds between checkpoints.
+        checkpoint: a file; if it exists the training is resumed, with its state exact and its noise fresh. It must be
+            called as it was begun, with the same method, optimizer, steps and so on. Ctrl-C and errors leave the file
+            at the last whole step: at most the answer of the step under way is lost. Only an error inside
+            `optimizer.step()`, hooks included, leaves weights that may be half changed and are not saved: then the
+            steps since the last save are lost, as after a kill.
+        checkpoint_every: seconds between checkpoints; 0 saves after every step.
     """
     objective = private.objective
     if objective is None or objective.module is not model:
@@ -140,6 +143,8 @@ def train(
     updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
 
+    setup = setup_of(trained, method, updater, steps=steps, reserve=reserve)
+    begun_with = as_begun(setup, budget)
     now = Standing(
         model=model,
         optimizer=updater,
@@ -156,6 +161,7 @@ def train(
         if path is not None:
             saved = group.first(partial(load_checkpoint, path))
             _check_continues(path, saved, known, sampler, noise)
+            check_begun(path, saved, begun_with)
             if saved is not None:
                 private.account.check_head(saved.get("ledger", ""))  # none in checkpoints of earlier versions
             _check_afterwards(path, private, known, later)
@@ -196,7 +202,7 @@ def train(
         def keep() -> None:
             now.seconds = seconds + time.perf_counter() - start
             if path is not None and group.leads:
-                save_checkpoint(path, {**now.to_save(), "ledger": head()})
+                save_checkpoint(path, {**now.to_save(), "ledger": head(), "begun": begun_with})
 
         def evaluate(plan: Plan) -> None:
             group.check_same(objective.parameters())
@@ -245,13 +251,20 @@ def train(
                     if not now.history or now.history[-1]["step"] != target:
                         evaluate(plan)  # a resumed training that had nothing left to do
                     keep()
-                except LedgerError:
-                    raise  # another process may have taken the plan over: then the checkpoint is that one's to write
                 except BaseException as error:
+                    # Another process may have taken the plan over: then the checkpoint is that one's to write. A ledger
+                    # that could not be reached, which has a cause, says no such thing.
+                    if isinstance(error, LedgerError) and (error.__cause__ is None or plan.taken == 0):
+                        raise
                     if plan.taken == 0 and key is None:
                         plan.close()  # nothing was answered and nobody can resume it: give everything back
                     # The last whole step is kept before the plan pauses, so that nothing that was paid for is lost.
-                    if now.whole and now.step > begun:
+                    if not now.whole and path is not None:
+                        error.add_note(
+                            f"The optimizer failed within its step, so checkpoint={str(path)!r} stays as it was last "
+                            "saved, and what came after is lost: with checkpoint_every=0 every step is saved."
+                        )
+                    elif now.step > begun:
                         try:
                             keep()
                         except SfumatoError as also:
@@ -265,15 +278,9 @@ def train(
         weights={n: t.detach().clone() for n, t in model.state_dict().items()},
         config={
             "name": name,
-            "parameters": sum(p.numel() for p in trained),
-            "steps": steps,
-            "reserve": reserve,
+            **setup,
             "noise_multiplier": used["noise"]["scale"],
             "sampler": used["sampler"],
-            "method": _name_of(method),
-            "method_options": _options(method),
-            "optimizer": type(updater).__name__,
-            "optimizer_options": _plain(updater.defaults),
             "autocast": None if objective.autocast is None else str(objective.autocast),
             "ema": ema,
             **({"processes": group.count} if group.count > 1 else {}),
@@ -289,27 +296,6 @@ def train(
         steps_short=max(0, steps - now.step),
         seconds=now.seconds,
     )
-
-
-def _name_of(method: Any) -> str:
-    function = getattr(method, "func", method)  # of a functools.partial
-    return str(getattr(function, "__name__", type(method).__name__))
-
-
-def _options(method: Any) -> dict[str, Any]:
-    """How a method was set up, and what it stands on."""
-    options = method.keywords if isinstance(method, partial) else {}
-    if is_dataclass(method):
-        options = {f.name: getattr(method, f.name) for f in fields(method)}
-    plain = _plain({name: value for name, value in options.items() if name != "method"})
-    if "method" in options:
-        plain["method"] = {"name": _name_of(options["method"]), **_options(options["method"])}
-    return plain
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON takes it: what is no number, word or switch is written out."""
-    return {k: v if isinstance(v, bool | int | float | str | None) else repr(v) for k, v in options.items()}
 
 
 def plan_key(path: Path, name: str = "training") -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def test_a_dry_run_reads_no_private_value(sfumato: Sfumato, config: Path) -> Non
 def test_an_interrupted_training_goes_on(sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
+    @wraps(dp_sgd)
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         if len(calls) == 6:

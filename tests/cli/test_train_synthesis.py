@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,7 @@ def test_an_interrupted_synthesis_goes_on_and_is_not_made_twice(
 
     calls = []
 
+    @wraps(dp_sgd)
     def interrupted(*args: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
