@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from sfumato.algorithms.dp_sgd import dp_sgd
 from sfumato.algorithms.method import Algorithm, Method, Params, StatefulMethod, algorithm
+from sfumato.arguments import Metric, check_kinds, compared_with, made_optimizer, one_per_row
 from sfumato.averages import Ema
 from sfumato.checkpoint import LedgerHead, check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
@@ -41,7 +42,6 @@ from sfumato.questions import GradientMean
 from sfumato.run import Run
 from sfumato.standing import Patience, Standing
 
-Metric = Callable[[nn.Module, Any], Tensor]
 _BAR = 16  # letters: on 80 columns there is room for the steps, the time left and what counts most
 _GRADIENTS = GradientMean.kind()  # what the training asks; its plan may hold other questions for later
 
@@ -104,6 +104,7 @@ def train(
             errors leave it at the last whole step, so that nothing that was paid for is lost.
         checkpoint_every: seconds between checkpoints.
     """
+    check_kinds(private=private, public=public, test=test, budget=budget, batch_size=batch_size, metrics=metrics)
     objective = private.objective
     if objective is None or objective.module is not model:
         raise InvalidArgument("model must be the module of private.objective: make both from one Objective.")
@@ -134,10 +135,9 @@ def train(
     way = algorithm(method)
     group = private.processes
     group.same_start(model)
+    updater, trained = made_optimizer(optimizer, model)
     if public is not None:
         public.random_state = group.first(lambda: public.random_state)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
 
     now = Standing(
@@ -169,7 +169,7 @@ def train(
 
         if now.step == 0:
             # What public data alone gave; and what fails here would fail later, after answers were paid for.
-            now.history = [{"step": 0, "epsilon": 0.0, **_measure(objective, public, test, measures)}]
+            now.history = [{"step": 0, "epsilon": 0.0, **_measure(private, public, test, measures)}]
         plan: Plan | None = None
         if known is None:
             times = way.answers(steps) + reserve
@@ -201,9 +201,9 @@ def train(
         def evaluate(plan: Plan) -> None:
             group.check_same(objective.parameters())
             epsilon = group.first(partial(_spent, plan))
-            measured = _measure(objective, public, test, measures)
+            measured = _measure(private, public, test, measures)
             if now.average is not None:
-                measured |= _measure(objective, public, test, measures, now.average.weights, "ema_")
+                measured |= _measure(private, public, test, measures, now.average.weights, "ema_")
             if now.alignments is not None:
                 measured |= latest(now.alignments.to_list())
             now.history.append({"step": now.step, "epsilon": epsilon, **measured})
@@ -387,7 +387,7 @@ def _calibrated(
 
 @torch.no_grad()
 def _measure(
-    objective: Objective,
+    private: Private,
     public: Public | None,
     test: Public | None,
     measures: Mapping[str, Metric],
@@ -396,13 +396,18 @@ def _measure(
 ) -> dict[str, float]:
     """Loss and metrics on public and test data only; private rows are never measured here."""
     result: dict[str, float] = {}
+    objective = private.objective
+    assert objective is not None
     params = objective.parameters() if params is None else params
     with evaluating(objective.module):
         for prefix, data in (("public", public), ("test", test)):
             if data is None:
                 continue
             for label, measure in {"loss": objective.loss, **measures}.items():
-                values = data.losses(params, objective=Objective(objective.module, measure, objective.autocast))
+                checked = one_per_row("loss" if label == "loss" else f"metrics[{label!r}]", measure)
+                measured = Objective(objective.module, checked, objective.autocast)
+                with compared_with(private, prefix, data) if label == "loss" else nullcontext():
+                    values = data.losses(params, objective=measured)
                 result[f"{prefix}_{which}{label}"] = float(values.mean())
     return result
 
