@@ -61,6 +61,7 @@ class _Base(ABC):
     """Common ground of questions and sealed questions."""
 
     replace_factor: ClassVar[float] = 2.0
+    adds_up: ClassVar[bool] = True  # whether exact answers of two parts of the data add up to that of the whole
     draws: ClassVar[bool] = True  # whether rows may draw random numbers: views, dropout, a row map's own
 
     @classmethod
@@ -72,11 +73,6 @@ class _Base(ABC):
     def law(cls, scale: float) -> Noise:
         """The noise that a plain number stands for."""
         return Gaussian(scale)
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether exact answers of two parts of the data add up to that of the whole: then processes can share it."""
-        return True
 
     def check(self, sample: Sample) -> None:
         """Raise what can be raised before anything is charged. Only shapes and types may be looked at."""
@@ -400,10 +396,6 @@ class Joint(Question):
     @property
     def unit(self) -> float:
         return math.sqrt(len(self.parts))
-
-    @property
-    def adds_up(self) -> bool:
-        return all(part.adds_up for part in self.parts)
 
     def check(self, sample: Sample) -> None:
         for part in self.parts:

@@ -47,7 +47,7 @@ from sfumato.gradients import Gradient
 from sfumato.objective import Batch
 from sfumato.privacy.ledger import Account, Ledger
 from sfumato.privacy.noise import NotPrivateSeed
-from sfumato.questions import Exact, Sealed
+from sfumato.questions import Exact, Joint, Sealed
 
 T = TypeVar("T")
 _COMPARED_EVERY = 64  # questions of a kind, between two looks at whether all ask with the same public tensors
@@ -357,7 +357,7 @@ class Processes:
         if self.count == 1:
             check()
             return
-        if not question.adds_up:
+        if not all(part.adds_up for part in (question.parts if isinstance(question, Joint) else (question,))):
             raise InvalidArgument(
                 f"question={question.kind()} compares rows with each other, and each of {self.count} processes knows "
                 "its own alone: ask it in one process, or one that adds up, such as Histogram."

@@ -39,6 +39,7 @@ class TopKHistogram(_OfRows):
     top: int
     discrete: ClassVar[bool] = True
     replace_factor: ClassVar[float] = 1.0
+    adds_up: ClassVar[bool] = False  # the top of two parts is not that of the whole
 
     def __post_init__(self) -> None:
         for name, value in (("bins", self.bins), ("top", self.top)):
@@ -52,10 +53,6 @@ class TopKHistogram(_OfRows):
     @property
     def unit(self) -> float:
         return 2.0
-
-    @property
-    def adds_up(self) -> bool:
-        return False  # the top of two parts is not that of the whole
 
     @property
     def _width(self) -> int:
