@@ -174,7 +174,20 @@ def test_full_batch_is_everyone():
     assert FullBatch(size=5).expected == 5.0
 
 
-@pytest.mark.parametrize("make", [lambda: Poisson(size=10, batch_size=11), lambda: Poisson(size=10, batch_size=0)])
-def test_impossible_batches_are_refused(make):
-    with pytest.raises(InvalidArgument, match="batch_size="):
-        make()
+@pytest.mark.parametrize(
+    ("kind", "batch", "remedy"),
+    [
+        (Poisson, 11, "lower batch_size"),
+        (Poisson, 0, "raise batch_size"),
+        (Poisson, -1, "raise batch_size"),
+        (Poisson, float("nan"), "raise batch_size"),
+        (Poisson, "5", "give a number"),
+        (FixedSize, 11, "lower batch_size"),
+        (FixedSize, 0, "raise batch_size"),
+        (FixedSize, 2.5, "give a whole number"),
+    ],
+)
+def test_impossible_batches_are_refused(kind, batch, remedy):
+    with pytest.raises(InvalidArgument, match=f"batch_size=.*: {remedy}\\."):
+        kind(size=10, batch_size=batch)
+    assert kind(size=10, batch_size=np.int64(5)).expected == 5.0

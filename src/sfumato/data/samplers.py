@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from numbers import Integral, Real
 
 import numpy as np
 import numpy.typing as npt
@@ -52,10 +53,7 @@ class Poisson(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.batch_size <= self.size:
-            raise InvalidArgument(
-                f"batch_size={self.batch_size} must lie between 1 and size={self.size}: lower batch_size."
-            )
+        _check_batch(self.batch_size, self.size, Real)
 
     @property
     def rate(self) -> float:
@@ -118,10 +116,7 @@ class FixedSize(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.batch_size <= self.size:
-            raise InvalidArgument(
-                f"batch_size={self.batch_size} must lie between 1 and size={self.size}: lower batch_size."
-            )
+        _check_batch(self.batch_size, self.size, Integral)
 
     @property
     def expected(self) -> float:
@@ -146,3 +141,15 @@ class FullBatch(Sampler):
 
     def draw(self, present: int, rng: np.random.Generator) -> Indices:
         return np.arange(present, dtype=np.int64)
+
+
+def _check_batch(batch_size: float, size: int, kind: type) -> None:
+    if not isinstance(batch_size, kind):
+        remedy = f"give a {'whole number' if kind is Integral else 'number'}"
+    elif batch_size > size:
+        remedy = "lower batch_size"
+    elif not batch_size > 0:  # also catches NaN
+        remedy = "raise batch_size"
+    else:
+        return
+    raise InvalidArgument(f"batch_size={batch_size!r} must lie between 1 and size={size}: {remedy}.")
