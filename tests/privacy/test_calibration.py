@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
 from sfumato.errors import InvalidArgument, UnsupportedAccounting
 from sfumato.privacy import accounting
+from sfumato.privacy.budget import Budget
 from sfumato.privacy.calibration import batch_size, noise_multiplier, steps
 from sfumato.privacy.mechanisms import (
     Adjacency,
@@ -156,6 +158,17 @@ def test_impossible_epsilon(epsilon: float) -> None:
 def test_impossible_delta(delta: float) -> None:
     with pytest.raises(InvalidArgument, match="delta="):
         steps(epsilon=1.0, delta=delta, noise_multiplier=1.0, sampler=CIFAR, adjacency=AR)
+
+
+def test_a_rate_is_no_sampler() -> None:
+    with pytest.raises(InvalidArgument, match=r"sampler=0\.1 must be a Sampler, such as private\.poisson"):
+        noise_multiplier(epsilon=1.0, delta=1e-5, sampler=0.1, steps=10, adjacency=AR)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "named"), [("2", 1e-5, "epsilon='2'"), (2.0, "1e-5", "delta='1e-5'")])
+def test_a_budget_is_made_of_numbers(epsilon: Any, delta: Any, named: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{named} must be a number"):
+        Budget(epsilon, delta)
 
 
 def test_budgets_that_leave_nothing() -> None:

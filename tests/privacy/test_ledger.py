@@ -121,8 +121,10 @@ def test_what_was_fixed_cannot_be_changed(where: Path | str, other: dict[str, ob
 
 
 def test_a_new_account_needs_everything_and_a_wrong_name_makes_none(where: Path | str) -> None:
-    with pytest.raises(InvalidArgument, match="new to this ledger"):
+    with pytest.raises(InvalidArgument, match="new to this ledger: give unit and adjacency and budget, or"):
         Ledger(where).account("clinic")
+    with pytest.raises(InvalidArgument, match="new to this ledger: give budget, or"):
+        Ledger(where).account("clinic", unit="user", adjacency=ADD_REMOVE)
     with pytest.raises(InvalidArgument, match="unit"):
         Ledger(where).account("clinic", unit="row", adjacency=ADD_REMOVE, budget=BUDGET)
     with pytest.raises(InvalidArgument, match="name"):

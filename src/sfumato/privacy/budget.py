@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from numbers import Real
+from typing import Any
 
 from sfumato.errors import InvalidArgument
 
@@ -21,6 +23,10 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
+        given: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
+        for name, value in given.items():
+            if not isinstance(value, Real):
+                raise InvalidArgument(f"{name}={value!r} must be a number: give Budget(epsilon=2.0, delta=1e-5).")
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise InvalidArgument(f"epsilon={self.epsilon} must be a positive, finite number: 1 to 8 is usual.")
         if not 0 < self.delta < 1:

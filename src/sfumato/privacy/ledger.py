@@ -107,9 +107,9 @@ class Ledger:
         row = self._store.read(lambda tx: tx.account(name))
         if row is None:
             if unit is None or adjacency is None or budget is None:
-                raise InvalidArgument(
-                    f"name={name!r} is new to this ledger: give unit, adjacency and budget, or check it."
-                )
+                terms = {"unit": unit, "adjacency": adjacency, "budget": budget}
+                missing = " and ".join(what for what, given in terms.items() if given is None)
+                raise InvalidArgument(f"name={name!r} is new to this ledger: give {missing}, or check the name.")
             made = filter or RenyiFilter.around(budget)
             values = {
                 "name": name,

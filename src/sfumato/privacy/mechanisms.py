@@ -107,6 +107,8 @@ class Mechanism:
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sampler, Sampler):
+            raise InvalidArgument(f"sampler={self.sampler!r} must be a Sampler, such as private.poisson(100).")
         if not isinstance(self.times, int) or self.times < 1:
             raise InvalidArgument(f"times={self.times} must be a whole number of at least 1.")
         stated = isinstance(self.noise, SealedGaussian)
