@@ -166,6 +166,8 @@ REFUSALS: dict[str, tuple[Callable[[Private], Any], type[SfumatoError]]] = {
     "no sampler": (lambda p: p.ask(gradient(p), noise=50.0, sampler=3), InvalidArgument),  # type: ignore[arg-type]
     "batch larger than the data": (lambda p: p.poisson(1001), InvalidArgument),
     "batch of nothing": (lambda p: p.poisson(0), InvalidArgument),
+    "batch in words": (lambda p: p.poisson("5"), InvalidArgument),  # type: ignore[arg-type]
+    "batch of a half": (lambda p: p.fixed(2.5), InvalidArgument),  # type: ignore[arg-type]
     "times": (lambda p: p.plan(Planned(GradientMean, 50.0, p.everyone(), 0)), InvalidArgument),
     "no question": (lambda p: p.ask(3, noise=50.0, sampler=p.everyone()), InvalidArgument),  # type: ignore[arg-type]
     "no planned question": (lambda p: p.plan((int, 50.0, p.everyone())), InvalidArgument),
@@ -260,6 +262,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "ids that are None": ({"unit": "user", "users": np.array(["a"] * 19 + [None], dtype=object)}, "missing ids"),
     "records": ({"unit": "user", "users": [0] * 20, "records_per_user": 0}, "records_per_user=0"),
     "seed": ({"seed": 3}, "seed=3"),
+    "budget": ({"budget": (2.0, 1e-6)}, r"budget=\(2\.0, 1e-06\) must be a Budget"),
+    "no budget": ({"budget": None}, "new to this ledger: give budget, or"),
     "name": ({"name": ""}, "name=''"),
 }
 

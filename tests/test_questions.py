@@ -327,7 +327,20 @@ def test_senseless_questions() -> None:
             make()
 
 
+def test_an_objective_takes_a_loss_of_module_and_batch() -> None:
+    for loss in (torch.nn.CrossEntropyLoss(), torch.nn.MSELoss(reduction="none"), "cross_entropy"):
+        with pytest.raises(
+            InvalidArgument, match=rf"loss={type(loss).__name__} must be a function loss\(module, batch\)"
+        ):
+            Objective(torch.nn.Linear(3, 2), loss)  # type: ignore[arg-type]
+
+
 # ------------------------------------------------------------------------------------------------ gradients
+
+
+class Loose(Clip):
+    """Could bound less than it is charged for."""
+
 
 TOO_FEW = {"weight": torch.zeros(WIDTH - 1, dtype=torch.float64)}
 WRONG_GRADIENTS: dict[str, tuple[Callable[[], Question], str]] = {
@@ -343,6 +356,13 @@ WRONG_GRADIENTS: dict[str, tuple[Callable[[], Question], str]] = {
         "scale",
     ),
     "unbounded": (lambda: GradientSum(PARAMS, Clip(math.inf)), "clip norm=inf"),
+    "a number for a clip": (lambda: GradientSum(PARAMS, 1.5), r"give Clip\(1\.5\)"),  # type: ignore[arg-type]
+    "no clip": (lambda: GradientSum(PARAMS, None), "clip=NoneType must be a Clip"),  # type: ignore[arg-type]
+    "a clip of one's own": (lambda: GradientSum(PARAMS, Loose(1.0)), "clip=Loose must be a Clip itself"),
+    "params without names": (
+        lambda: GradientSum((p for p in PARAMS.values()), Clip(1.0)),  # type: ignore[arg-type]
+        r"params=generator must be .* objective\.parameters\(\)",
+    ),
     "rows lost": (lambda: GradientSum(PARAMS, Clip(1.0), augment=lambda r: r[1:]), "augment"),
     "rows doubled": (lambda: GradientSum(PARAMS, Clip(1.0), augment=lambda r: torch.cat([r, r])), "augment"),
     "mixed up": (

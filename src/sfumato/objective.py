@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 
 from sfumato.errors import InvalidArgument
 
@@ -62,6 +63,11 @@ class Objective:
     autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.loss, _Loss) or not callable(self.loss):
+            raise InvalidArgument(
+                f"loss={type(self.loss).__name__} must be a function loss(module, batch) that gives one value per "
+                "example, such as sfumato.cross_entropy."
+            )
         if self.autocast not in (None, torch.bfloat16):
             raise InvalidArgument(
                 f"autocast={self.autocast} must be None or torch.bfloat16: float16 would need its losses scaled."

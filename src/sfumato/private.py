@@ -55,9 +55,9 @@ class Private:
     Args:
         data: tensors or arrays (alone, or in a tuple, list or dict) with one row per example, or a map-style dataset.
         name: the declared name under which the ledger knows this dataset. The same data must keep the same name.
-        size: the declared number of units, a public constant: rates and denominators are made from it. Under add/remove
-            it may be approximate (a power of ten near the truth costs a little accuracy, never privacy); under
-            replace-one it must be exact.
+        size: the declared number of units (rows, or with unit="user" users), a public constant: rates and denominators
+            are made from it. Under add/remove it may be approximate (a power of ten near the truth costs a little
+            accuracy, never privacy); under replace-one it must be exact.
         objective: what gradients are taken of.
         ledger: where answers are charged: a `Ledger`, a path or a database URL; None keeps it in memory.
         budget: the most that may ever be spent on this dataset; None where the ledger already has one.
@@ -316,7 +316,8 @@ class Private:
         try:
             self.objective.losses(self.objective.parameters(), rows)
         except Exception as error:
-            return f"made-up rows of {kinds} give {error!s}"
+            said = str(error).partition("\n")[0].removesuffix(".")
+            return f"made-up rows of {kinds} give {said}; loss(module, batch) must give one value per example."
         return advice
 
     def _sealed(self, question: Sealed, mechanism: Mechanism) -> Callable[[Exact], Any]:
@@ -426,6 +427,8 @@ def _fits(question: type[Question | Sealed], noise: Noise) -> bool:
 
 
 def _check_delta(budget: Budget, size: int) -> None:
+    if not isinstance(budget, Budget):
+        raise InvalidArgument(f"budget={budget!r} must be a Budget: give Budget(epsilon=2.0, delta=1e-5).")
     if budget.delta >= 1 / size:
         raise InvalidArgument(
             f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing someone's "

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
+from sfumato.gradients.gradient import check_named
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import Probe
 from sfumato.gradients.probed_rows import probe_rows
@@ -125,8 +126,7 @@ class GradientSum(Question):
     def check(self, sample: Sample) -> None:
         if sample.objective is None:
             raise InvalidArgument("objective is missing: give Private(..., objective=Objective(module, loss)).")
-        if type(self.clip) is not Clip:  # a subclass could bound less than it is charged for
-            raise InvalidArgument(f"clip={type(self.clip).__name__} must be a Clip itself, not a class made from it.")
+        Clip.check_is_one(self.clip)
         if not self.clip.bounded:
             raise InvalidArgument(f"clip norm={self.clip.norm} must be finite: noise is drawn in proportion to it.")
         if self.views < 1:
@@ -137,10 +137,7 @@ class GradientSum(Question):
             raise InvalidArgument("clip has an origin, the mean gradient, which needs reduction='mean', not 'sum'.")
         expected = sample.objective.parameters()
         for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
-            if tensors.keys() != expected.keys() or any(tensors[n].shape != p.shape for n, p in expected.items()):
-                raise InvalidArgument(
-                    f"{argument} do not match the trainable parameters: take names and shapes from their objective."
-                )
+            check_named(argument, tensors, expected)
         self.clip.check(self.params)
         if (rows := sample.first_rows()) is not None:
             probe = Probe.of(sample.objective)

@@ -327,6 +327,8 @@ def test_what_cannot_be_asked_is_refused_before_it_costs() -> None:
         UpdateMean(params, Clip(math.inf)),
         UpdateMean(params, Clip(1.0, origin=other)),
         UpdateMean({}, Clip(1.0)),
+        UpdateMean((p for p in params.values()), Clip(1.0)),  # type: ignore[arg-type]
+        UpdateMean(params, 1.0),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidArgument):
             users.ask(question, noise=1.0, sampler=users.everyone())

@@ -128,11 +128,11 @@ class UpdateMean(Question):
         return self.clip.norm
 
     def check(self, sample: Sample) -> None:
-        if type(self.clip) is not Clip:  # a subclass could bound less than it is charged for
-            raise InvalidArgument(f"clip={type(self.clip).__name__} must be a Clip itself, not a class made from it.")
+        Clip.check_is_one(self.clip)
         if not 1e-100 < self.clip.norm < 1e100:  # far inside float64, whose squares must neither vanish nor overflow
             raise InvalidArgument(f"clip norm={self.clip.norm} must be positive and finite: noise is drawn by it.")
-        if not self.params or not all(p.is_floating_point() for p in self.params.values()):
+        named = isinstance(self.params, Mapping) and self.params
+        if not named or not all(p.is_floating_point() for p in self.params.values()):
             raise InvalidArgument("params must be the trainable parameters by name, in floating point.")
         self.clip.check(self.params)
         rows = sample.first_rows()

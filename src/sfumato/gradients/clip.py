@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +65,16 @@ class Clip:
                     raise InvalidArgument(
                         f"{argument} has NaN or infinite entries: check the public data it came from."
                     )
+
+    @staticmethod
+    def check_is_one(clip: Any) -> None:
+        """Raise unless it is a Clip itself: a subclass could bound less than it is charged for."""
+        if type(clip) is Clip:
+            return
+        if isinstance(clip, Clip):
+            raise InvalidArgument(f"clip={type(clip).__name__} must be a Clip itself, not a class made from it.")
+        shown, norm = (clip, clip) if isinstance(clip, Real) else (type(clip).__name__, 1.0)
+        raise InvalidArgument(f"clip={shown} must be a Clip: give Clip({norm}).")
 
     def check(self, params: Mapping[str, Tensor]) -> None:
         """Raise unless origin and scale fit the parameters."""

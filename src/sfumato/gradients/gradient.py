@@ -75,3 +75,15 @@ class Gradient(Mapping[str, Tensor]):
         parameters = dict(module.named_parameters())
         for name, t in self.items():
             parameters[name].grad = t.to(parameters[name].dtype).clone()
+
+
+def check_named(argument: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise unless `tensors` has the names and shapes of the trainable parameters."""
+    if not isinstance(tensors, Mapping):
+        raise InvalidArgument(
+            f"{argument}={type(tensors).__name__} must be tensors by name: take them from objective.parameters()."
+        )
+    if tensors.keys() != expected.keys() or any(tensors[n].shape != p.shape for n, p in expected.items()):
+        raise InvalidArgument(
+            f"{argument} do not match the trainable parameters: take names and shapes from their objective."
+        )
