@@ -33,7 +33,7 @@ LAYERS: list[set[str]] = [
     {"mirror_map"},
     {"algorithms", "erm", "synthesis", "warmup", "ensembles", "diagnostics"},
     {"selection", "text"},
-    {"run", "checkpoint", "standing", "setup"},
+    {"run", "checkpoint", "standing", "setup", "arguments"},
     {"training", "federated", "tuning", "card", "tracking"},
     {"experiments"},
     {"report"},

@@ -28,6 +28,7 @@ import sfumato.training
 from sfumato import Budget, Clip, GradientMean, Ledger, Objective, Private, Public, Run, cross_entropy, train
 from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.checkpoint import load_checkpoint
 from sfumato.data.samplers import FullBatch
 from sfumato.errors import BudgetExceeded, InvalidArgument, LedgerError, SfumatoError
@@ -601,6 +602,96 @@ def test_wrong_arguments_are_named(bench: Bench) -> None:
     wrong = Budget(1.0, 1e-6)
     refused(lambda: train(model, private=private, steps=1, batch_size=5, budget=wrong), "delta=1e-06", "0.0001")
     assert bench.counted() == []
+
+
+def class_itself(method: Any) -> dict[str, Any]:
+    return {"method": method, "public": Public(separable(40, seed=1))}
+
+
+def mean_of_hits(module: torch.nn.Module, batch: Any) -> Tensor:
+    return (module(batch[0]).argmax(1) == batch[1]).double().mean()
+
+
+ROWS = separable(40, seed=1)
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "rows for private": ({"private": ROWS}, "private=tuple must be a Private"),
+    "rows for public": ({"public": ROWS}, "public=tuple must be a Public"),
+    "rows for test": ({"test": ROWS}, "test=tuple must be a Public"),
+    "a pair for a budget": ({"budget": (2, 1e-4), "noise": None}, "budget=tuple must be a Budget"),
+    "a name for a method": ({"method": "dope-sgd"}, "method='dope-sgd' must be a function"),
+    "a name for the method below": (class_itself(ShrunkOrigin(method="dp-sgd")), "method='dp-sgd'"),  # type: ignore[arg-type]
+    "a class for a method": (class_itself(ShrunkOrigin), "method=ShrunkOrigin is a class"),
+    "an optimiser that is made": ({"optimizer": torch.optim.Adam([torch.zeros(1)])}, "optimizer=Adam must be what"),
+    "a name for an optimiser": ({"optimizer": "adam"}, "optimizer='adam' must be what"),
+    "a list of metrics": ({"metrics": [mean_of_hits]}, "metrics=list must be"),
+    "a mean for a metric": (
+        {"metrics": {"hits": mean_of_hits}, "test": Public(ROWS)},
+        "metrics['hits'](module, batch)",
+    ),
+    "a word for a number": ({"batch_size": "200"}, "batch_size='200'"),
+    "a number for a sampler": ({"batch_size": None, "sampler": 0.1}, "sampler=0.1"),
+    "too small a batch": ({"batch_size": -1}, "raise batch_size"),
+    "too large a batch": ({"batch_size": 401}, "lower batch_size"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_plain_mistakes_are_named_and_cost_nothing(bench: Bench, name: str) -> None:
+    options, message = MISTAKES[name]
+    private, _, objective = bench.parts()
+    before = copy.deepcopy(objective.module.state_dict())
+    given: dict[str, Any] = {"private": private, "steps": 2, "batch_size": 20, "noise": NOISE, "progress": False}
+    refused(lambda: train(objective.module, **(given | options)), message, error=InvalidArgument)
+    assert same(before, objective.module.state_dict())
+    assert bench.counted() == []
+
+
+def test_a_frozen_model_is_refused(bench: Bench) -> None:
+    private, _, objective = bench.parts()
+    objective.module.requires_grad_(False)
+    go = partial(train, objective.module, private=private, steps=2, batch_size=20, noise=NOISE, progress=False)
+    refused(go, "model has no parameters to train", error=InvalidArgument)
+    assert bench.counted() == []
+
+
+OTHER_ROWS: dict[str, tuple[Any, str]] = {
+    "precision": ((ROWS[0].double(), ROWS[1]), "(float64 (5,), int64 ())"),
+    "columns": ((ROWS[0][:, :3], ROWS[1]), "(float32 (3,), int64 ())"),
+    "labels": ((ROWS[0], ROWS[1].int()), "(float32 (5,), int32 ())"),
+    "order": ((ROWS[1], ROWS[0]), "(int64 (), float32 (5,))"),
+    "names": ({"x": ROWS[0], "y": ROWS[1]}, "{'x': float32 (5,), 'y': int64 ()}"),
+    "a dataset": (torch.utils.data.TensorDataset(ROWS[0].double(), ROWS[1]), "(float64 (5,), int64 ())"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ROWS)
+@pytest.mark.parametrize("role", ["public", "test"])
+def test_public_rows_unlike_the_private_ones_are_named(bench: Bench, name: str, role: str) -> None:
+    rows, form = OTHER_ROWS[name]
+    own = "(float32 (5,), int64 ())"
+    refused(lambda: bench.train(**{role: Public(rows)}), f"{role} has rows of {form}", f"private of {own}")
+    assert bench.counted() == []
+
+
+def test_public_rows_of_another_form_that_the_loss_takes_are_welcome(bench: Bench) -> None:
+    shares = torch.nn.functional.one_hot(ROWS[1]).float()  # labels as probabilities
+
+    def hits(module: torch.nn.Module, batch: Any) -> Tensor:
+        return (module(batch[0]).argmax(1) == batch[1].argmax(1)).double()
+
+    assert bench.train(public=None, test=Public((ROWS[0], shares)), metrics={"hits": hits}).steps_taken == STEPS
+
+
+def test_a_loss_of_outputs_is_told_what_a_loss_is(bench: Bench) -> None:
+    private, public, _ = bench.parts()
+    model = torch.nn.Linear(5, 2)
+    private.objective = Objective(model, torch.nn.functional.cross_entropy)  # type: ignore[arg-type]
+    go = partial(train, model, private=private, steps=2, batch_size=20, noise=NOISE, progress=False)
+    refused(go, "loss(module, batch) must give one value per example")
+    with pytest.raises(TypeError) as caught:  # of public rows all may be said
+        go(test=public)
+    assert "loss(module, batch)" in caught.value.__notes__[0]
+    assert all(line.answers == 0 for line in private.statement().asked)
 
 
 # ---------------------------------------------------------------------------------------------- what it shows

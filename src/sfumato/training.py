@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from sfumato.algorithms.dp_sgd import dp_sgd
 from sfumato.algorithms.method import Algorithm, Method, Params, StatefulMethod, algorithm
+from sfumato.arguments import Metric, check_kinds, compared_with, made_optimizer, one_per_row
 from sfumato.averages import Ema
 from sfumato.checkpoint import LedgerHead, check_checkpoint, held_checkpoint, load_checkpoint, save_checkpoint
 from sfumato.data.samplers import Sampler
@@ -41,7 +42,6 @@ from sfumato.run import Run
 from sfumato.setup import as_begun, check_begun, setup_of
 from sfumato.standing import Patience, Standing
 
-Metric = Callable[[nn.Module, Any], Tensor]
 _BAR = 16  # letters: on 80 columns there is room for the steps, the time left and what counts most
 _GRADIENTS = GradientMean.kind()  # what the training asks; its plan may hold other questions for later
 
@@ -107,6 +107,7 @@ def train(
             steps since the last save are lost, as after a kill.
         checkpoint_every: seconds between checkpoints; 0 saves after every step.
     """
+    check_kinds(private=private, public=public, test=test, budget=budget, batch_size=batch_size, metrics=metrics)
     objective = private.objective
     if objective is None or objective.module is not model:
         raise InvalidArgument("model must be the module of private.objective: make both from one Objective.")
@@ -137,10 +138,9 @@ def train(
     way = algorithm(method)
     group = private.processes
     group.same_start(model)
+    updater, trained = made_optimizer(optimizer, model)
     if public is not None:
         public.random_state = group.first(lambda: public.random_state)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    updater = torch.optim.SGD(trained, lr=0.5) if optimizer is None else optimizer(trained)
     measures = metrics if metrics is not None else ({"accuracy": accuracy} if objective.loss is cross_entropy else {})
 
     setup = setup_of(trained, method, updater, steps=steps, reserve=reserve)
@@ -175,7 +175,7 @@ def train(
 
         if now.step == 0:
             # What public data alone gave; and what fails here would fail later, after answers were paid for.
-            now.history = [{"step": 0, "epsilon": 0.0, **_measure(objective, public, test, measures)}]
+            now.history = [{"step": 0, "epsilon": 0.0, **_measure(private, public, test, measures)}]
         plan: Plan | None = None
         if known is None:
             times = way.answers(steps) + reserve
@@ -207,9 +207,9 @@ def train(
         def evaluate(plan: Plan) -> None:
             group.check_same(objective.parameters())
             epsilon = group.first(partial(_spent, plan))
-            measured = _measure(objective, public, test, measures)
+            measured = _measure(private, public, test, measures)
             if now.average is not None:
-                measured |= _measure(objective, public, test, measures, now.average.weights, "ema_")
+                measured |= _measure(private, public, test, measures, now.average.weights, "ema_")
             if now.alignments is not None:
                 measured |= latest(now.alignments.to_list())
             now.history.append({"step": now.step, "epsilon": epsilon, **measured})
@@ -379,7 +379,7 @@ def _calibrated(
 
 @torch.no_grad()
 def _measure(
-    objective: Objective,
+    private: Private,
     public: Public | None,
     test: Public | None,
     measures: Mapping[str, Metric],
@@ -388,13 +388,18 @@ def _measure(
 ) -> dict[str, float]:
     """Loss and metrics on public and test data only; private rows are never measured here."""
     result: dict[str, float] = {}
+    objective = private.objective
+    assert objective is not None
     params = objective.parameters() if params is None else params
     with evaluating(objective.module):
         for prefix, data in (("public", public), ("test", test)):
             if data is None:
                 continue
             for label, measure in {"loss": objective.loss, **measures}.items():
-                values = data.losses(params, objective=Objective(objective.module, measure, objective.autocast))
+                checked = one_per_row("loss" if label == "loss" else f"metrics[{label!r}]", measure)
+                measured = Objective(objective.module, checked, objective.autocast)
+                with compared_with(private, prefix, data) if label == "loss" else nullcontext():
+                    values = data.losses(params, objective=measured)
                 result[f"{prefix}_{which}{label}"] = float(values.mean())
     return result
 

@@ -74,6 +74,10 @@ class _Plain(Algorithm):
 
 def algorithm(method: Method | StatefulMethod) -> Algorithm:
     """Any method as an `Algorithm`."""
+    if isinstance(method, type):
+        raise InvalidArgument(f"method={method.__name__} is a class: give one that is set up, {method.__name__}(...).")
+    if not (callable(method) or isinstance(method, StatefulMethod)):
+        raise InvalidArgument(f"method={method!r} must be a function such as dp_sgd, or an object with init and step.")
     return method if isinstance(method, Algorithm) else _Plain(method)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -38,6 +38,11 @@ class Source(ABC):
     @abstractmethod
     def row_bytes(self) -> int:
         """About how much memory one row takes."""
+
+    @property
+    def form(self) -> str | None:
+        """Types and shapes of a row, where they are known without a look at one."""
+        return None
 
     def shares_rows(self, other: Source) -> bool:
         """Whether some rows are in both, in the same memory; no value is read, and a copy is not known as one."""
@@ -74,6 +79,10 @@ class TensorSource(Source):
     def row_bytes(self) -> int:
         return sum(t[:1].nbytes for t in tree_flatten(self._data)[0])
 
+    @property
+    def form(self) -> str:
+        return form_of_rows(self._data)
+
     def shares_rows(self, other: Source) -> bool:
         if not isinstance(other, TensorSource):
             return False
@@ -83,6 +92,21 @@ class TensorSource(Source):
     def made_up(self, rows: int) -> Batch:
         """Rows of the same types and shapes that hold nothing but zeros."""
         return tree_map(lambda t: torch.zeros(rows, *t.shape[1:], dtype=t.dtype, device=t.device), self._data)
+
+
+def form_of_rows(batch: Batch) -> str:
+    """Types and shapes, without the number of rows.
+
+    >>> form_of_rows({"x": torch.zeros(5, 3), "y": torch.zeros(5, dtype=torch.int64)})
+    "{'x': float32 (3,), 'y': int64 ()}"
+    """
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape[1:])}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key!r}: {form_of_rows(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, tuple | list):
+        return f"({', '.join(map(form_of_rows, batch))})"
+    return type(batch).__name__
 
 
 def share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
