@@ -604,7 +604,7 @@ def test_wrong_arguments_are_named(bench: Bench) -> None:
     assert bench.counted() == []
 
 
-def class_itself(method: Any) -> dict[str, Any]:
+def beside_public(method: Any) -> dict[str, Any]:
     return {"method": method, "public": Public(separable(40, seed=1))}
 
 
@@ -619,8 +619,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "rows for test": ({"test": ROWS}, "test=tuple must be a Public"),
     "a pair for a budget": ({"budget": (2, 1e-4), "noise": None}, "budget=tuple must be a Budget"),
     "a name for a method": ({"method": "dope-sgd"}, "method='dope-sgd' must be a function"),
-    "a name for the method below": (class_itself(ShrunkOrigin(method="dp-sgd")), "method='dp-sgd'"),  # type: ignore[arg-type]
-    "a class for a method": (class_itself(ShrunkOrigin), "method=ShrunkOrigin is a class"),
+    "a name for the method below": (beside_public(ShrunkOrigin(method="dp-sgd")), "method='dp-sgd'"),  # type: ignore[arg-type]
+    "a class for a method": (beside_public(ShrunkOrigin), "method=ShrunkOrigin is a class"),
     "an optimiser that is made": ({"optimizer": torch.optim.Adam([torch.zeros(1)])}, "optimizer=Adam must be what"),
     "a name for an optimiser": ({"optimizer": "adam"}, "optimizer='adam' must be what"),
     "a list of metrics": ({"metrics": [mean_of_hits]}, "metrics=list must be"),

@@ -77,7 +77,10 @@ def algorithm(method: Method | StatefulMethod) -> Algorithm:
     if isinstance(method, type):
         raise InvalidArgument(f"method={method.__name__} is a class: give one that is set up, {method.__name__}(...).")
     if not (callable(method) or isinstance(method, StatefulMethod)):
-        raise InvalidArgument(f"method={method!r} must be a function such as dp_sgd, or an object with init and step.")
+        raise InvalidArgument(
+            f"method={method!r} must be a function, such as sfumato.algorithms.dope_sgd.dope_sgd, or an object with "
+            "init and step."
+        )
     return method if isinstance(method, Algorithm) else _Plain(method)
 
 
