@@ -180,7 +180,8 @@ def train(
         if known is None:
             times = way.answers(steps) + reserve
             if noise is None:
-                noise = group.first(partial(_calibrated, private, sampler, times, budget, later))
+                share = budget or _whole_budget(private)
+                noise = group.first(partial(_calibrated, private, sampler, times, share, later))
             plan = private.plan(Planned(GradientMean, noise, sampler, times), *afterwards, resume_key=key)
         elif known.open and key is not None:
             plan = private.resume(key, seen={_GRADIENTS: now.answers})
@@ -357,16 +358,17 @@ def _check_afterwards(path: Path, private: Private, known: Asked | None, later: 
         raise InvalidArgument(f"checkpoint={str(path)!r} was planned with afterwards={lines}: keep that.")
 
 
-def _calibrated(
-    private: Private, sampler: Sampler, times: int, budget: Budget | None, later: Sequence[Mechanism]
-) -> float:
+def _whole_budget(private: Private) -> Budget:
     whole = private.account.budget
-    if budget is None and 0 < (left := private.account.left()) < whole.epsilon:
+    if 0 < (left := private.account.left()) < whole.epsilon:
         raise InvalidArgument(
             f"budget is missing: of its epsilon={whole.epsilon:g} the account has about {left:.4g} left after earlier "
             f"plans, so say what this training may cost, budget=Budget(..., {whole.delta:g})."
         )
-    budget = budget or whole
+    return whole
+
+
+def _calibrated(private: Private, sampler: Sampler, times: int, budget: Budget, later: Sequence[Mechanism]) -> float:
     return calibration.noise_multiplier(
         epsilon=budget.epsilon,
         delta=budget.delta,
