@@ -203,6 +203,32 @@ class _Died(Exception):
     pass
 
 
+class _Half(torch.optim.SGD):
+    """Changes weights, and fails."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        raise _Died
+
+
+def test_half_a_round_is_not_saved(tmp_path: Path) -> None:
+    objective, clients, test = made()
+    users = private_users(clients, name="users", size=USERS, ledger=tmp_path / "ledger.db", budget=Budget(8.0, 1e-4))
+    with pytest.raises(_Died):
+        federate(
+            objective,
+            private=users,
+            test=test,
+            method=partial(dp_sgd, clip=0.5),
+            rounds=5,
+            users_per_round=40,
+            optimizer=partial(_Half, lr=1.0),
+            checkpoint=tmp_path / "now.pt",
+        )
+    assert not (tmp_path / "now.pt").exists()
+    assert sum(line.answers for line in users.statement().asked) == 1  # and it is paid for
+
+
 def test_a_server_that_dies_goes_on_with_the_ledger_true(tmp_path: Path) -> None:
     objective, clients, test = made()
     calls = 0

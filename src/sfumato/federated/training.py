@@ -153,7 +153,8 @@ def federate(
                     if plan.taken == 0 and key is None:
                         plan.close()  # nothing was answered and nobody can resume it: give everything back
                     try:
-                        keep()  # the last whole round, before the plan pauses
+                        if now.whole:
+                            keep()  # the last whole round, before the plan pauses
                     except SfumatoError as also:
                         error.add_note(str(also))
                     raise
@@ -197,11 +198,13 @@ class _Standing:
     average: Ema | None = None
     iterates: Iterates | None = None
     kept: list[int] = field(default_factory=list)  # rounds whose iterates belong to this training, of a checkpoint
+    whole: bool = True  # half a round is not saved
 
     def advance(self, update: Gradient, *, answers: int) -> None:
         (update * -1.0).write_to(self.module)
+        self.whole = False
         self.optimizer.step()
-        self.round, self.answers = self.round + 1, answers
+        self.round, self.answers, self.whole = self.round + 1, answers, True
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if self.average is not None:
             self.average.update(named, self.round)
