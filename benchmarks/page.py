@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import distributed, engine, gpu, large_pages, scaling, selection
+from benchmarks import distributed, engine, gpu, scaling, selection
 from benchmarks.gpu import Row, times
 
 ROOT = Path(__file__).parent.parent
@@ -67,15 +67,6 @@ def page() -> str:
             "All methods of a workload take turns in one run, each in its own process. Every private method computes "
             "the sum of per-example gradients clipped to norm 1, without noise, and is compared with `vmap` before it "
             "is timed.",
-            "",
-            "## Memory in large pages, on a CPU",
-            "",
-            large_pages.markdown(_stored("large_pages")),
-            "",
-            "How many times as fast a step is with pages of 2 MiB, in CPU time: the system clears and maps less often. "
-            "The `sfumato` command switches them on for itself; a program of your own does by setting "
-            "`THP_MEM_ALLOC_ENABLE=1` before it starts. No number that is computed changes. "
-            "`python -m benchmarks.large_pages` makes it.",
             "",
             f"## DP-SGD on MNIST at epsilon {setting['epsilon']:g}, delta {setting['delta']:g}",
             "",

@@ -68,7 +68,8 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for bad input, 130 for Ctrl-C or SIGTERM, 1 for a defect."""
-    # Before torch's first allocation, which reads it: pages of 2 MiB, where the system has them (docs/benchmarks.md).
+    # Before torch's first allocation, which reads it: pages of 2 MiB, where the system has them. A training takes and
+    # gives back much memory in every step, and small pages are cleared and mapped anew each time.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         with terminable():
