@@ -193,7 +193,7 @@ def test_as_a_first_plan_it_takes_the_whole_account_under_the_renyi_filter() -> 
     assert ledger_account.epsilon_spent() <= 0.3
     plan.take("minimum")
     plan.close()
-    with pytest.raises(BudgetExceeded, match="fits the budget only as one composition"):
+    with pytest.raises(BudgetExceeded, match="only as one composition"):
         ledger_account.charge(gaussian(1e4))
     with pytest.raises(BudgetExceeded):
         account().plan([stated(1.1, 1e-6)])
