@@ -262,7 +262,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "ids that are None": ({"unit": "user", "users": np.array(["a"] * 19 + [None], dtype=object)}, "missing ids"),
     "records": ({"unit": "user", "users": [0] * 20, "records_per_user": 0}, "records_per_user=0"),
     "seed": ({"seed": 3}, "seed=3"),
-    "budget": ({"budget": (2.0, 1e-6)}, r"budget=\(2\.0, 1e-06\) must be a Budget"),
+    "budget": ({"budget": (2.0, 1e-6)}, "budget=tuple must be a Budget"),
     "no budget": ({"budget": None}, "new to this ledger: give budget, or"),
     "name": ({"name": ""}, "name=''"),
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.sources import form_of_rows
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, shown
 from sfumato.objective import Batch
 from sfumato.privacy.budget import Budget
 from sfumato.private import Private
@@ -30,12 +30,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def check_kinds(**arguments: Any) -> None:
-    """Of what is no word or number only the type is said: it may be private rows."""
     for name, value in arguments.items():
         kinds, wanted = _KINDS[name]
         if not isinstance(value, kinds):
-            shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
-            raise InvalidArgument(f"{name}={shown} must be {wanted}.")
+            raise InvalidArgument(f"{name}={shown(value)} must be {wanted}.")
 
 
 def made_optimizer(optimizer: Any, model: nn.Module) -> tuple[torch.optim.Optimizer, list[nn.Parameter]]:
@@ -46,9 +44,9 @@ def made_optimizer(optimizer: Any, model: nn.Module) -> tuple[torch.optim.Optimi
     if optimizer is None:
         return torch.optim.SGD(trained, lr=0.5), trained
     if not callable(optimizer):
-        shown = repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
         raise InvalidArgument(
-            f"optimizer={shown} must be what makes one of parameters: give functools.partial(torch.optim.SGD, lr=0.5)."
+            f"optimizer={shown(optimizer)} must be what makes one of parameters: give "
+            "functools.partial(torch.optim.SGD, lr=0.5)."
         )
     return optimizer(trained), trained
 

@@ -25,3 +25,14 @@ class BudgetExceeded(SfumatoError):
 
 class LedgerError(SfumatoError):
     """The ledger cannot be used as it is: corrupt, read-only, of another dataset, or taken over by another process."""
+
+
+def shown(value: object) -> str:
+    """How an error names an argument of the wrong kind: words and numbers as they are, of all else the type.
+
+    It may be private rows.
+
+    >>> shown("dope-sgd"), shown(0.1), shown(([1.0], [2.0]))
+    ("'dope-sgd'", '0.1', 'tuple')
+    """
+    return repr(value) if isinstance(value, str | int | float) else type(value).__name__

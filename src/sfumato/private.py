@@ -20,7 +20,7 @@ from sfumato.data.samplers import FixedSize, FullBatch, Indices, Poisson, Sample
 from sfumato.data.sources import DatasetSource, Source, TensorSource, as_source
 from sfumato.distributed.processes import ALONE, Processes
 from sfumato.distributed.tensors import form_of
-from sfumato.errors import InvalidArgument, SfumatoError
+from sfumato.errors import InvalidArgument, SfumatoError, shown
 from sfumato.generators import own_generators
 from sfumato.gradients import Performance
 from sfumato.objective import Batch, Objective
@@ -428,7 +428,7 @@ def _fits(question: type[Question | Sealed], noise: Noise) -> bool:
 
 def _check_delta(budget: Budget, size: int) -> None:
     if not isinstance(budget, Budget):
-        raise InvalidArgument(f"budget={budget!r} must be a Budget: give Budget(epsilon=2.0, delta=1e-5).")
+        raise InvalidArgument(f"budget={shown(budget)} must be a Budget: give Budget(epsilon=2.0, delta=1e-5).")
     if budget.delta >= 1 / size:
         raise InvalidArgument(
             f"delta={budget.delta} must be below 1/size={1 / size:.3g}: a larger delta permits publishing someone's "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,9 @@ def test_words_that_numpy_would_make_alike_stay_apart() -> None:
     assert len(set(user_ids(["a", "a\0"]))) == 2
 
 
-@pytest.mark.parametrize("ids", [[[1], [2, 3]], [1, [2]], [{}], np.zeros((2, 2)), np.ma.masked_array([1, 2])])
+@pytest.mark.parametrize(
+    "ids", [[[1], [2, 3]], [1, [2]], [{}], deque([[1], [2, 3]]), np.zeros((2, 2)), np.ma.masked_array([1, 2])]
+)
 def test_what_is_no_id_is_refused_unquoted(ids: Any) -> None:
     with pytest.raises(InvalidArgument, match="one id per row") as error:
         user_ids(ids)

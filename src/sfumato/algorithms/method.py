@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, shown
 from sfumato.gradients import Gradient
 from sfumato.public import Public
 
@@ -78,8 +78,8 @@ def algorithm(method: Method | StatefulMethod) -> Algorithm:
         raise InvalidArgument(f"method={method.__name__} is a class: give one that is set up, {method.__name__}(...).")
     if not (callable(method) or isinstance(method, StatefulMethod)):
         raise InvalidArgument(
-            f"method={method!r} must be a function, such as sfumato.algorithms.dope_sgd.dope_sgd, or an object with "
-            "init and step."
+            f"method={shown(method)} must be a function, such as sfumato.algorithms.dope_sgd.dope_sgd, or an object "
+            "with init and step."
         )
     return method if isinstance(method, Algorithm) else _Plain(method)
 

@@ -39,7 +39,10 @@ def user_ids(users: Any) -> list[Any]:
     """
     if isinstance(users, np.ma.MaskedArray):
         raise InvalidArgument(f"{_WANTED}.")
-    given = list(users) if isinstance(users, list | tuple) else np.asanyarray(users)
+    try:
+        given = list(users) if isinstance(users, list | tuple) else np.asanyarray(users)
+    except ValueError:  # ids of unequal length, which its message would count
+        raise InvalidArgument(f"{_WANTED}.") from None
     if isinstance(given, np.ndarray):
         if given.ndim != 1:
             raise InvalidArgument(f"{_WANTED}.")

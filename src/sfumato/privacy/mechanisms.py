@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from sfumato.data.samplers import FixedSize, FullBatch, Poisson, Sampler
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, shown
 from sfumato.privacy.repetitions import Repetitions
 
 _LEAST, _MOST = 1e-30, 1e30  # beyond, accountants divide infinities
@@ -108,7 +108,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, Sampler):
-            raise InvalidArgument(f"sampler={self.sampler!r} must be a Sampler, such as private.poisson(100).")
+            raise InvalidArgument(f"sampler={shown(self.sampler)} must be a Sampler, such as private.poisson(100).")
         if not isinstance(self.times, int) or self.times < 1:
             raise InvalidArgument(f"times={self.times} must be a whole number of at least 1.")
         stated = isinstance(self.noise, SealedGaussian)
