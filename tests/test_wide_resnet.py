@@ -38,6 +38,15 @@ def test_sizes() -> None:
     assert all(m.groups == 16 for m in norms)
 
 
+def test_with_the_activation_first_shortcuts_have_norms_of_their_own() -> None:
+    model = wide_resnet(16, 4, activation_first=True)
+    norms = [m for m in model.modules() if isinstance(m, GroupNormAct)]
+    assert len(norms) == 16
+    assert all(m.inner_bias is not None for m in norms)
+    assert all(m.bias is None for m in model.modules() if isinstance(m, WSConv2d))
+    assert not any(n.inner_bias is not None for n in wide_resnet(16, 4).modules() if isinstance(n, GroupNormAct))
+
+
 def test_groups_divide_the_channels() -> None:
     norms = [m for m in wide_resnet(10, 3, groups=32).modules() if isinstance(m, GroupNormAct)]
     assert [(m.channels, m.groups) for m in norms] == [

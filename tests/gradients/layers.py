@@ -249,7 +249,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
             WSConv2d(3, 8, 3, padding=1, bias=True),
             GroupNormAct(4, 8, "silu"),
             WSConv2d(8, 4, 3, stride=2),
-            GroupNormAct(2, 4, "silu", activation_first=True),
+            GroupNormAct(2, 4, "silu", activation_first=True, inner_bias=True),
             nn.Flatten(),
             nn.Linear(16, 3),
         ),

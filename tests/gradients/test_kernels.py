@@ -70,7 +70,7 @@ def standardised() -> nn.Module:
             WSConv2d(3, 16, 3, padding=1, bias=True),
             GroupNormAct(4, 16, "silu"),
             WSConv2d(16, 16, 3, stride=2, padding=1),
-            GroupNormAct(4, 16, "silu", activation_first=True),
+            GroupNormAct(4, 16, "silu", activation_first=True, inner_bias=True),
         ),
         16,
     )

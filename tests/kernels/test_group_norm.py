@@ -66,15 +66,31 @@ PLACES: list[Activations] = [
 ]
 
 
-def both(shape: tuple[int, int, int, int], dtype: torch.dtype, places: Activations) -> list[tuple[Tensor, Tensor]]:
+def both(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, places: Activations, *, inner: bool = False
+) -> list[tuple[Tensor, Tensor]]:
     """Every result of forward and backward, from kernel and twin."""
     x, dy, weight, bias = make(shape, dtype)
-    groups = shape[1]
-    ours = gn.forward(x, groups, weight, bias, 1e-5, *places)
-    theirs = gn.forward_slowly(x, groups, weight, bias, 1e-5, *places)
-    ours += gn.backward(x, dy, weight, bias, *ours[1:], groups, *places)
-    theirs += gn.backward_slowly(x, dy, weight, bias, *theirs[1:], groups, *places)
+    groups, a = shape[1], inner_bias(x) if inner else None
+    ours = gn.forward(x, groups, weight, bias, 1e-5, *places, a)
+    theirs = gn.forward_slowly(x, groups, weight, bias, 1e-5, *places, a)
+    ours += found(gn.backward(x, dy, weight, bias, *ours[1:], groups, *places, a))
+    theirs += found(gn.backward_slowly(x, dy, weight, bias, *theirs[1:], groups, *places, a))
+    assert len(ours) == (7 if inner else 6)
     return list(zip(ours, theirs, strict=True))
+
+
+def inner_bias(x: Tensor) -> Tensor:
+    """One number per channel that brings no x to the kink of a ReLU."""
+    bias = torch.full((x.shape[1],), 0.3, device=x.device)
+    for _ in range(200):
+        near = ((x.float() + bias[:, None, None]).abs() < 2e-3).amax((0, 2, 3))
+        bias = torch.where(near, bias + 5e-3, bias)
+    return bias
+
+
+def found(results: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(t for t in results if t is not None)
 
 
 def compare(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
@@ -98,33 +114,52 @@ def test_kernels_are_like_their_twins(
     compare(both(shape, dtype, places), dtype)
 
 
+@pytest.mark.parametrize("places", [("relu", "none"), ("silu", "relu")])
+@pytest.mark.parametrize("tiles", ["one", "several"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_inner_bias(
+    shape: tuple[int, int, int, int], tiles: str, places: Activations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tiles == "several":
+        cut(shape, monkeypatch)
+    poisoned(monkeypatch)
+    compare(both(shape, torch.float32, places, inner=True), torch.float32)
+
+
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("places", [("none", "silu"), ("silu", "none"), ("relu", "none")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_image_of_several_tiles(
     shape: tuple[int, int, int, int], places: Activations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for table in ("_FORWARD", "_BACKWARD"):
-        monkeypatch.setattr(gn, table, {})
-    monkeypatch.setattr(gn, "_OTHERWISE", (8 * shape[0], 4))  # 4 positions in float32
+    cut(shape, monkeypatch)
     poisoned(monkeypatch)
     compare(both(shape, torch.float32, places), torch.float32)
+
+
+def cut(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images into tiles of 4 positions, in float32."""
+    for table in ("_FORWARD", "_BACKWARD"):
+        monkeypatch.setattr(gn, table, {})
+    monkeypatch.setattr(gn, "_OTHERWISE", (8 * shape[0], 4))
 
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("slowly", [False, True])
 def test_like_autograd(places: Activations, slowly: bool) -> None:
-    """And the affine gradients of each image are those of that image alone."""
+    """And the gradients of weight and biases of each image are those of that image alone."""
     x, dy, weight, bias = make((16, 4, 4, 4))
+    inner = inner_bias(x) if places == ("relu", "none") else torch.zeros(16, device=x.device)
     forward, backward = (gn.forward_slowly, gn.backward_slowly) if slowly else (gn.forward, gn.backward)
-    y, mean, rstd = forward(x, 4, weight, bias, 1e-5, *places)
-    dx, dw, db = backward(x, dy, weight, bias, mean, rstd, 4, *places)
+    y, mean, rstd = forward(x, 4, weight, bias, 1e-5, *places, inner)
+    dx, dw, db, da = backward(x, dy, weight, bias, mean, rstd, 4, *places, inner)
+    assert da is not None
     for i in range(len(x)):
-        leaves = [t.double().requires_grad_() for t in (x[i : i + 1], weight, bias)]
+        leaves = [t.double().requires_grad_() for t in (x[i : i + 1], weight, bias, inner)]
         before, after = (ACTIVATIONS[a] for a in places)
-        out = after(F.group_norm(before(leaves[0]), 4, leaves[1], leaves[2]))
+        out = after(F.group_norm(before(leaves[0] + leaves[3][:, None, None]), 4, leaves[1], leaves[2]))
         truth = [out, *torch.autograd.grad(out, leaves, dy[i : i + 1].double())]
-        for ours, theirs in zip((y[i : i + 1], dx[i : i + 1], dw[i], db[i]), truth, strict=True):
+        for ours, theirs in zip((y[i : i + 1], dx[i : i + 1], dw[i], db[i], da[i]), truth, strict=True):
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -133,12 +168,13 @@ def test_without_affine(slowly: bool) -> None:
     x, dy, *_ = make((8, 2, 4, 4))
     forward, backward = (gn.forward_slowly, gn.backward_slowly) if slowly else (gn.forward, gn.backward)
     y, mean, rstd = forward(x, 2, None, None, 1e-5, "none", "silu")
-    dx, dw, db = backward(x, dy, None, None, mean, rstd, 2, "none", "silu")
+    dx, dw, db, da = backward(x, dy, None, None, mean, rstd, 2, "none", "silu")
     leaf = x.clone().requires_grad_()
     out = F.silu(F.group_norm(leaf, 2))
     torch.testing.assert_close(y, out.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(dx, torch.autograd.grad(out, leaf, dy)[0], rtol=1e-5, atol=1e-5)
     assert dw.shape == db.shape == (3, 8)
+    assert da is None
 
 
 def test_images_far_from_zero_keep_their_variance() -> None:
@@ -158,10 +194,11 @@ def test_one_bad_image_spoils_itself_alone(places: Activations) -> None:
     clean = gn.forward(x, 2, weight, bias, 1e-5, *places)
     x[1, 0, 0, 0] = float("nan")
     y, mean, rstd = gn.forward(x, 2, weight, bias, 1e-5, *places)
-    dx, dw, db = gn.backward(x, dy, weight, bias, mean, rstd, 2, *places)
+    dx, dw, db, da = gn.backward(x, dy, weight, bias, mean, rstd, 2, *places, torch.zeros_like(bias))
     assert y[1, :4].isnan().all()
     assert dw[1].isnan().any()
-    for t in (y, dx, dw, db):
+    assert da is not None
+    for t in (y, dx, dw, db, da):
         assert t[[0, 2]].isfinite().all()
     torch.testing.assert_close(y[[0, 2]], clean[0][[0, 2]], rtol=0, atol=0)
 
@@ -173,10 +210,10 @@ def test_any_strides_and_no_images_at_all() -> None:
     torch.testing.assert_close(y, gn.forward(x.contiguous(), 2, weight, bias, 1e-5, "none", "relu")[0], rtol=0, atol=0)
     ours = gn.backward(x, expanded, weight, bias, mean, rstd, 2, "none", "relu")
     theirs = gn.backward(x, expanded.contiguous(), weight, bias, mean, rstd, 2, "none", "relu")
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(found(ours), found(theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     y, mean, rstd = gn.forward(x[:0], 2, weight, bias, 1e-5, "none", "relu")
-    dx, dw, db = gn.backward(x[:0], dy[:0], weight, bias, mean, rstd, 2, "none", "relu")
+    dx, dw, db, _ = gn.backward(x[:0], dy[:0], weight, bias, mean, rstd, 2, "none", "relu")
     assert (y.shape, dx.shape, dw.shape, db.shape) == (x[:0].shape, x[:0].shape, (0, 8), (0, 8))
 
 

@@ -1,8 +1,8 @@
 """Group normalisation with an activation before or after it, of images whose channels lie together in memory.
 
-y = after(xhat * w + b) with xhat = (v - mean) * rstd over each image's groups of channels, and v = before(x). One
-program takes one image: it reads x once if the image fits its registers, twice if not. Its backward gives the affine
-gradients of every image, which are sums that it needs anyway.
+y = after(xhat * w + b) with xhat = (v - mean) * rstd over each image's groups of channels, and v = before(x + a). One
+program takes one image: it reads x once if the image fits its registers, twice if not. Its backward gives the gradients
+of w, b and a for every image: of the first two they are sums that it needs anyway. a, the inner bias, may be missing.
 """
 
 # mypy: disable-error-code="import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -32,7 +32,14 @@ def fits(channels: int, groups: int, positions: int) -> bool:
 
 
 def forward(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, before: str, after: str
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: str,
+    after: str,
+    inner_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and mean and 1/deviation of every image and group, in float32.
 
@@ -41,16 +48,16 @@ def forward(
     """
     N, C, H, W = x.shape
     if N == 0 or not fits(C, groups, H * W):
-        return forward_slowly(x, groups, weight, bias, eps, before, after)
+        return forward_slowly(x, groups, weight, bias, eps, before, after, inner_bias)
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     mean = torch.empty(N, groups, device=x.device, dtype=torch.float32)
     rstd = torch.empty_like(mean)
-    weight, bias = _affine(weight, bias, x)
+    affine = _affine(weight, bias, inner_bias, x)
     rows, warps = _tile(_FORWARD, C, H * W, x)
     with torch.cuda.device_of(x):
         _forward_kernel[(N,)](
-            x, y, weight, bias, mean, rstd, eps, H * W, C, groups, rows, str(before), str(after), num_warps=warps
+            x, y, *affine, mean, rstd, eps, H * W, C, groups, rows, str(before), str(after), num_warps=warps
         )
     return y, mean, rstd
 
@@ -65,31 +72,33 @@ def backward(
     groups: int,
     before: str,
     after: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, like x, and of weight and bias: one row per image, (N, C) in float32."""
+    inner_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of x, like x, and of weight, bias and inner bias: one row per image, (N, C) in float32."""
     N, C, H, W = x.shape
     if N == 0 or not fits(C, groups, H * W):
-        return backward_slowly(x, dy, weight, bias, mean, rstd, groups, before, after)
+        return backward_slowly(x, dy, weight, bias, mean, rstd, groups, before, after, inner_bias)
     x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     dx = torch.empty_like(x, memory_format=torch.channels_last)
     dw = torch.empty(N, C, device=x.device, dtype=torch.float32)
     db = torch.empty_like(dw)
-    weight, bias = _affine(weight, bias, x)
+    da = None if inner_bias is None else torch.empty_like(dw)
+    affine = _affine(weight, bias, inner_bias, x)
     rows, warps = _tile(_BACKWARD, C, H * W, x)
     with torch.cuda.device_of(x):
         _backward_kernel[(N,)](
-            *(x, dy, dx, weight, bias, mean, rstd, dw, db),
-            *(H * W, C, groups, rows, str(before), str(after)),
+            *(x, dy, dx, *affine, mean, rstd, dw, db, db if da is None else da),
+            *(H * W, C, groups, rows, str(before), str(after), da is not None),
             num_warps=warps,
         )
-    return dx, dw, db
+    return dx, dw, db, da
 
 
-def _affine(weight: Tensor | None, bias: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+def _affine(weight: Tensor | None, bias: Tensor | None, inner_bias: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
     def given(t: Tensor | None, value: float) -> Tensor:
         return torch.full((x.shape[1],), value, device=x.device) if t is None else t.contiguous()
 
-    return given(weight, 1.0), given(bias, 0.0)
+    return given(weight, 1.0), given(bias, 0.0), given(inner_bias, 0.0)
 
 
 def _tile(table: Mapping[int, tuple[int, int]], channels: int, positions: int, x: Tensor) -> tuple[int, int]:
@@ -103,11 +112,18 @@ def _tile(table: Mapping[int, tuple[int, int]], channels: int, positions: int, x
 
 
 def forward_slowly(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, before: str, after: str
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: str,
+    after: str,
+    inner_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `forward` computes, in plain PyTorch; statistics in float64 if x is."""
     N, C, H, W = x.shape
-    wide = _activate(x.to(torch.promote_types(x.dtype, torch.float32)), before)
+    wide = _activate(_scaled(x.to(torch.promote_types(x.dtype, torch.float32)), None, inner_bias), before)
     grouped = wide.reshape(N, groups, C // groups * H * W)
     mean = grouped.mean(2)
     rstd = torch.rsqrt((grouped - mean[:, :, None]).square().mean(2) + eps)
@@ -125,10 +141,11 @@ def backward_slowly(
     groups: int,
     before: str,
     after: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+    inner_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """What `backward` computes, in plain PyTorch."""
     N, C, H, W = x.shape
-    wide = x.to(mean.dtype)
+    wide = _scaled(x.to(mean.dtype), None, inner_bias)
     xhat = _xhat(_activate(wide, before), mean, rstd)
     du = _unactivate(_scaled(xhat, weight, bias), dy.to(mean.dtype), after)
     dw, db = (du * xhat).sum((2, 3)), du.sum((2, 3))
@@ -137,7 +154,8 @@ def backward_slowly(
     along = (dxhat * flat).mean(2, keepdim=True)
     dv = (dxhat - dxhat.mean(2, keepdim=True) - flat * along) * rstd[:, :, None]
     dx = _unactivate(wide, dv.reshape(x.shape), before)
-    return dx.to(x.dtype).contiguous(memory_format=torch.channels_last), dw, db
+    da = None if inner_bias is None else dx.sum((2, 3))
+    return dx.to(x.dtype).contiguous(memory_format=torch.channels_last), dw, db, da
 
 
 def _xhat(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -223,22 +241,33 @@ def _unactivated(u, dy, ACT: tl.constexpr):
 
 
 @triton.jit
-def _shifted(tile, shift, position, HW: tl.constexpr, R: tl.constexpr, BEFORE: tl.constexpr):
-    value = _activated(tile.to(tl.float32), BEFORE) - shift[None, :]
+def _within(value, position, HW: tl.constexpr, R: tl.constexpr):
+    """Zero past the image."""
     if HW % R != 0:
         value = tl.where((position < HW)[:, None], value, 0.0)
     return value
 
 
 @triton.jit
-def _output(tile, mean, scale, bias, BEFORE: tl.constexpr, AFTER: tl.constexpr):
-    v = _activated(tile.to(tl.float32), BEFORE)
+def _before(tile, inner, BEFORE: tl.constexpr):
+    """v, which is normalised."""
+    return _activated(tile.to(tl.float32) + inner[None, :], BEFORE)
+
+
+@triton.jit
+def _shifted(tile, inner, shift, position, HW: tl.constexpr, R: tl.constexpr, BEFORE: tl.constexpr):
+    return _within(_before(tile, inner, BEFORE) - shift[None, :], position, HW, R)
+
+
+@triton.jit
+def _output(tile, inner, mean, scale, bias, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    v = _before(tile, inner, BEFORE)
     return _activated((v - mean[None, :]) * scale[None, :] + bias[None, :], AFTER)
 
 
 @triton.jit
-def _normalised(tile, mean, rstd, BEFORE: tl.constexpr):
-    return (_activated(tile.to(tl.float32), BEFORE) - mean[None, :]) * rstd[None, :]
+def _normalised(tile, inner, mean, rstd, BEFORE: tl.constexpr):
+    return (_before(tile, inner, BEFORE) - mean[None, :]) * rstd[None, :]
 
 
 @triton.jit
@@ -248,12 +277,14 @@ def _inner_gradient(xhat, dy_tile, weight, bias, AFTER: tl.constexpr):
 
 
 @triton.jit
-def _outer_gradient(tile, dy_tile, mean, rstd, weight, bias, level, along, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+def _outer_gradient(
+    tile, dy_tile, inner, mean, rstd, weight, bias, level, along, BEFORE: tl.constexpr, AFTER: tl.constexpr
+):
     """That of x: rstd * (du w - mean of du w - xhat * mean of du w xhat), the means over the group."""
-    xhat = _normalised(tile, mean, rstd, BEFORE)
+    xhat = _normalised(tile, inner, mean, rstd, BEFORE)
     du = _inner_gradient(xhat, dy_tile, weight, bias, AFTER)
     dv = (du * weight[None, :] - level[None, :] - xhat * along[None, :]) * rstd[None, :]
-    return _unactivated(tile.to(tl.float32), dv, BEFORE)
+    return _unactivated(tile.to(tl.float32) + inner[None, :], dv, BEFORE)
 
 
 @triton.jit
@@ -262,6 +293,7 @@ def _forward_kernel(
     y_ptr,
     weight_ptr,
     bias_ptr,
+    inner_ptr,
     mean_ptr,
     rstd_ptr,
     eps,
@@ -282,18 +314,20 @@ def _forward_kernel(
 
     # E v^2 - (E v)^2 cancels unless v is about as small as its deviation: v is less its group's mean at the first
     # position.
-    first = _group_sums(_activated(tl.load(x_ptr + channel).to(tl.float32), BEFORE), C, G) / (C // G)
+    inner = tl.load(inner_ptr + channel).to(tl.float32)
+    first = _group_sums(_activated(tl.load(x_ptr + channel).to(tl.float32) + inner, BEFORE), C, G) / (C // G)
     shift = _to_channels(first, C, G)
     sums = tl.zeros([C], tl.float32)
     squares = tl.zeros([C], tl.float32)
     if R >= HW:
         tile = _load(x_ptr, row, channel, HW, C, R)
-        v = _shifted(tile, shift, row, HW, R, BEFORE)
+        v = _shifted(tile, inner, shift, row, HW, R, BEFORE)
         sums = tl.sum(v, 0)
         squares = tl.sum(v * v, 0)
     else:
         for start in range(0, HW, R):
-            v = _shifted(_load(x_ptr, start + row, channel, HW, C, R), shift, start + row, HW, R, BEFORE)
+            tile = _load(x_ptr, start + row, channel, HW, C, R)
+            v = _shifted(tile, inner, shift, start + row, HW, R, BEFORE)
             sums += tl.sum(v, 0)
             squares += tl.sum(v * v, 0)
     offset = _group_sums(sums, C, G) / COUNT
@@ -307,11 +341,11 @@ def _forward_kernel(
     scale = _to_channels(group_rstd, C, G) * tl.load(weight_ptr + channel).to(tl.float32)
     bias = tl.load(bias_ptr + channel).to(tl.float32)
     if R >= HW:
-        _store(y_ptr, _output(tile, mean, scale, bias, BEFORE, AFTER), row, channel, HW, C, R)
+        _store(y_ptr, _output(tile, inner, mean, scale, bias, BEFORE, AFTER), row, channel, HW, C, R)
     else:
         for start in range(0, HW, R):
             again = _load(x_ptr, start + row, channel, HW, C, R)
-            _store(y_ptr, _output(again, mean, scale, bias, BEFORE, AFTER), start + row, channel, HW, C, R)
+            _store(y_ptr, _output(again, inner, mean, scale, bias, BEFORE, AFTER), start + row, channel, HW, C, R)
 
 
 @triton.jit
@@ -321,16 +355,19 @@ def _backward_kernel(
     dx_ptr,
     weight_ptr,
     bias_ptr,
+    inner_ptr,
     mean_ptr,
     rstd_ptr,
     dw_ptr,
     db_ptr,
+    da_ptr,
     HW: tl.constexpr,
     C: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
+    INNER: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     x_ptr += n * (HW * C)
@@ -344,6 +381,7 @@ def _backward_kernel(
     rstd = _to_channels(tl.load(rstd_ptr + n * G + group), C, G)
     weight = tl.load(weight_ptr + channel).to(tl.float32)
     bias = tl.load(bias_ptr + channel).to(tl.float32)
+    inner = tl.load(inner_ptr + channel).to(tl.float32)
 
     # Positions past the image load dy = 0, so they add nothing.
     dw = tl.zeros([C], tl.float32)
@@ -351,7 +389,7 @@ def _backward_kernel(
     if R >= HW:
         tile = _load(x_ptr, row, channel, HW, C, R)
         dy_tile = _load(dy_ptr, row, channel, HW, C, R)
-        xhat = _normalised(tile, mean, rstd, BEFORE)
+        xhat = _normalised(tile, inner, mean, rstd, BEFORE)
         du = _inner_gradient(xhat, dy_tile, weight, bias, AFTER)
         dw = tl.sum(du * xhat, 0)
         db = tl.sum(du, 0)
@@ -359,7 +397,7 @@ def _backward_kernel(
         for start in range(0, HW, R):
             tile = _load(x_ptr, start + row, channel, HW, C, R)
             dy_tile = _load(dy_ptr, start + row, channel, HW, C, R)
-            xhat = _normalised(tile, mean, rstd, BEFORE)
+            xhat = _normalised(tile, inner, mean, rstd, BEFORE)
             du = _inner_gradient(xhat, dy_tile, weight, bias, AFTER)
             dw += tl.sum(du * xhat, 0)
             db += tl.sum(du, 0)
@@ -368,12 +406,19 @@ def _backward_kernel(
 
     along = _to_channels(_group_sums(dw * weight, C, G) / COUNT, C, G)
     level = _to_channels(_group_sums(db * weight, C, G) / COUNT, C, G)
+    da = tl.zeros([C], tl.float32)
     if R >= HW:
-        dx = _outer_gradient(tile, dy_tile, mean, rstd, weight, bias, level, along, BEFORE, AFTER)
+        dx = _outer_gradient(tile, dy_tile, inner, mean, rstd, weight, bias, level, along, BEFORE, AFTER)
         _store(dx_ptr, dx, row, channel, HW, C, R)
+        if INNER:
+            da = tl.sum(_within(dx, row, HW, R), 0)
     else:
         for start in range(0, HW, R):
             tile = _load(x_ptr, start + row, channel, HW, C, R)
             dy_tile = _load(dy_ptr, start + row, channel, HW, C, R)
-            dx = _outer_gradient(tile, dy_tile, mean, rstd, weight, bias, level, along, BEFORE, AFTER)
+            dx = _outer_gradient(tile, dy_tile, inner, mean, rstd, weight, bias, level, along, BEFORE, AFTER)
             _store(dx_ptr, dx, start + row, channel, HW, C, R)
+            if INNER:
+                da += tl.sum(_within(dx, start + row, HW, R), 0)
+    if INNER:
+        tl.store(da_ptr + n * C + channel, da)

@@ -13,7 +13,6 @@ from sfumato.nn import GroupNormAct, Pixels, WSConv2d
 from sfumato.nn.functional import at_least_float32, full_precision
 
 Norm = Callable[[int], GroupNormAct]  # for so many channels
-Conv = Callable[..., WSConv2d]
 
 _FIRST = 16
 
@@ -31,7 +30,8 @@ def wide_resnet(
 
     `groups` are those of the normalisations; where they do not divide the channels, their largest common divisor is
     used. With `activation_first` ReLU comes before the normalisation, as De et al. 2022 have it (arXiv 2204.13650):
-    convolutions then see features of mean 0, and have biases, without which nothing could move ReLU's threshold.
+    convolutions then see features of mean 0. What their convolutions have biases for, to move ReLU's threshold, is done
+    by the normalisation here, in the same kernel; and a shortcut has a normalisation of its own, as theirs has.
     """
     if depth < 10 or (depth - 4) % 6:
         raise InvalidArgument(f"depth is {depth}: it must be 4 more than a multiple of 6, such as 16, 28 or 40.")
@@ -39,21 +39,20 @@ def wide_resnet(
         if value < 1:
             raise InvalidArgument(f"{name} is {value}: give a positive number.")
     norm = partial(_norm, groups=groups, activation_first=activation_first)
-    conv = partial(WSConv2d, bias=activation_first)
-    return _WideResNet((depth - 4) // 6, width, outputs, channels, norm, conv)
+    return _WideResNet((depth - 4) // 6, width, outputs, channels, norm, own_norms=activation_first)
 
 
 class _WideResNet(nn.Module):
-    def __init__(self, blocks: int, width: int, outputs: int, channels: int, norm: Norm, conv: Conv) -> None:
+    def __init__(self, blocks: int, width: int, outputs: int, channels: int, norm: Norm, *, own_norms: bool) -> None:
         super().__init__()
         self.pixels = Pixels()
-        self.first = conv(channels, _FIRST, 3, padding=1)
+        self.first = WSConv2d(channels, _FIRST, 3, padding=1)
         body: list[nn.Module] = []
         before = _FIRST
         for stage in range(3):
             after = _FIRST * width * 2**stage
             for block in range(blocks):
-                body.append(_Block(before, after, 2 if stage and not block else 1, norm, conv))
+                body.append(_Block(before, after, 2 if stage and not block else 1, norm, own_norm=own_norms))
                 before = after
         self.body = nn.Sequential(*body)
         self.norm = norm(before)
@@ -67,21 +66,25 @@ class _WideResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two convolutions, each after its normalisation; where the shape changes, so does the shortcut's."""
+    """Two convolutions, each after its normalisation; where the shape changes, the shortcut has one, too."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm, conv: Conv) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Norm, *, own_norm: bool) -> None:
         super().__init__()
         self.norm1 = norm(before)
-        self.conv1 = conv(before, after, 3, stride, padding=1)
+        self.conv1 = WSConv2d(before, after, 3, stride, padding=1)
         self.norm2 = norm(after)
-        self.conv2 = conv(after, after, 3, padding=1)
-        self.shortcut = conv(before, after, 1, stride) if before != after else None
+        self.conv2 = WSConv2d(after, after, 3, padding=1)
+        self.shortcut_norm = norm(before) if before != after and own_norm else None
+        self.shortcut = WSConv2d(before, after, 1, stride) if before != after else None
 
     def forward(self, x: Tensor) -> Tensor:
         activated = self.norm1(x)
         residue: Tensor = self.conv2(self.norm2(self.conv1(activated)))
-        return residue + (x if self.shortcut is None else self.shortcut(activated))
+        if self.shortcut is not None:
+            x = self.shortcut(activated if self.shortcut_norm is None else self.shortcut_norm(x))
+        return residue + x
 
 
 def _norm(channels: int, *, groups: int, activation_first: bool) -> GroupNormAct:
-    return GroupNormAct(math.gcd(groups, channels), channels, activation_first=activation_first)
+    shared = math.gcd(groups, channels)
+    return GroupNormAct(shared, channels, activation_first=activation_first, inner_bias=activation_first)

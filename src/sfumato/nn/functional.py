@@ -36,21 +36,29 @@ def group_norm_act(
     eps: float = 1e-5,
     after: Activation = Activation.RELU,
     before: Activation = Activation.NONE,
+    inner_bias: Tensor | None = None,
 ) -> Tensor:
-    """after(group_norm(before(x))) in x's type, with statistics in float32 at least, under autocast too."""
-    if has_torch_function((x, weight, bias)):
+    """after(group_norm(before(x + inner_bias))) in x's type, with statistics in float32 at least, also under autocast.
+
+    `inner_bias` has one number per channel.
+    """
+    if has_torch_function((x, weight, bias, inner_bias)):
+        relevant = (x, weight, bias, inner_bias)
         result: Tensor = handle_torch_function(
-            group_norm_act, (x, weight, bias), x, groups, weight, bias, eps, after, before
+            group_norm_act, relevant, x, groups, weight, bias, eps, after, before, inner_bias
         )
         return result
-    if x.ndim == 4 and usable(x, weight, bias):
+    if x.ndim == 4 and usable(x, weight, bias, inner_bias):
         from sfumato.kernels.group_norm import fits
 
         if fits(x.shape[1], groups, x.shape[2] * x.shape[3]):
-            fused: Tensor = _GroupNormAct.apply(x, weight, bias, groups, eps, before, after)  # type: ignore[no-untyped-call]
+            fused: Tensor = _GroupNormAct.apply(x, weight, bias, inner_bias, groups, eps, before, after)  # type: ignore[no-untyped-call]
             return fused
     with full_precision(x):
-        wide = activate(at_least_float32(x), before)
+        wide = at_least_float32(x)
+        if inner_bias is not None:
+            wide = wide + per_channel(inner_bias, x).to(wide.dtype)
+        wide = activate(wide, before)
         w, b = (None if t is None else t.to(wide.dtype) for t in (weight, bias))
         return activate(F.group_norm(wide, groups, w, b, eps), after).to(x.dtype)
 
@@ -62,6 +70,7 @@ class _GroupNormAct(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        inner_bias: Tensor | None,
         groups: int,
         eps: float,
         before: Activation,
@@ -70,8 +79,8 @@ class _GroupNormAct(torch.autograd.Function):
         from sfumato.kernels import group_norm
 
         x = x.contiguous(memory_format=torch.channels_last)
-        y, mean, rstd = group_norm.forward(x, groups, weight, bias, eps, before, after)
-        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        y, mean, rstd = group_norm.forward(x, groups, weight, bias, eps, before, after, inner_bias)
+        ctx.save_for_backward(x, weight, bias, inner_bias, mean, rstd)
         ctx.options = (groups, before, after)
         return y
 
@@ -80,10 +89,17 @@ class _GroupNormAct(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         from sfumato.kernels import group_norm
 
-        x, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dw, db = group_norm.backward(x, dy, weight, bias, mean, rstd, *ctx.options)
-        summed = (None if t is None else d.sum(0).to(t.dtype) for t, d in ((weight, dw), (bias, db)))
+        x, weight, bias, inner_bias, mean, rstd = ctx.saved_tensors
+        groups, before, after = ctx.options
+        dx, *each = group_norm.backward(x, dy, weight, bias, mean, rstd, groups, before, after, inner_bias)
+        pairs = zip((weight, bias, inner_bias), each, strict=True)
+        summed = (None if t is None or d is None else d.sum(0).to(t.dtype) for t, d in pairs)
         return dx, *summed, None, None, None, None
+
+
+def per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """One number per channel of x, shaped to be added to it."""
+    return values.reshape(-1, *(1 for _ in x.shape[2:]))
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato import kernels
 from sfumato.gradients.contributions import Dense, summed_in
 from sfumato.gradients.rules.call import Call
-from sfumato.nn.functional import Activation, activate, group_norm_act
+from sfumato.nn.functional import Activation, activate, group_norm_act, per_channel
 
 _aten = torch.ops.aten
 Report = Callable[[Tensor, Tensor], None]
@@ -100,13 +100,14 @@ class _GroupNormByKernel(torch.autograd.Function):
         eps: float,
         before: Activation,
         after: Activation,
+        inner_bias: Tensor | None,
         report: Report,
     ) -> Tensor:
         from sfumato.kernels import group_norm as kernel
 
         x = x.contiguous(memory_format=torch.channels_last)
-        y, mean, rstd = kernel.forward(x, groups, weight, bias, eps, before, after)
-        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        y, mean, rstd = kernel.forward(x, groups, weight, bias, eps, before, after, inner_bias)
+        ctx.save_for_backward(x, weight, bias, inner_bias, mean, rstd)
         ctx.options, ctx.report = (groups, before, after), report
         return y
 
@@ -114,10 +115,11 @@ class _GroupNormByKernel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from sfumato.kernels import group_norm as kernel
 
-        x, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dw, db = kernel.backward(x, grads[0], weight, bias, mean, rstd, *ctx.options)
-        ctx.report(dw, db)
-        return None, dx, None, None, None, None, None, None, None
+        x, weight, bias, inner_bias, mean, rstd = ctx.saved_tensors
+        groups, before, after = ctx.options
+        dx, *affine = kernel.backward(x, grads[0], weight, bias, mean, rstd, groups, before, after, inner_bias)
+        ctx.report(*affine)
+        return None, dx, *(None for _ in range(8))
 
 
 class _Scale(torch.autograd.Function):
@@ -190,7 +192,7 @@ def group_norm(call: Call) -> Any:
         input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Any:
         none = Activation.NONE
-        return _group_norm(call, input.to(summed_in(input.dtype)), num_groups, weight, bias, eps, none, none)
+        return _group_norm(call, input.to(summed_in(input.dtype)), num_groups, weight, bias, eps, none, none, None)
 
     return bound(*call.args, **call.kwargs)
 
@@ -204,8 +206,9 @@ def group_norm_with_activation(call: Call) -> Any:
         eps: float,
         after: Activation,
         before: Activation,
+        inner_bias: Tensor | None,
     ) -> Any:
-        return _group_norm(call, x, groups, weight, bias, eps, before, after)
+        return _group_norm(call, x, groups, weight, bias, eps, before, after, inner_bias)
 
     return bound(*call.args, **call.kwargs)
 
@@ -219,21 +222,33 @@ def _group_norm(
     eps: float,
     before: Activation,
     after: Activation,
+    inner_bias: Tensor | None,
 ) -> Any:
     layout, tape = call.layout_of(call.args[0] if call.args else call.kwargs["input"]), call.tape
     if layout is None or layout.dim != 0 or x.shape[0] != tape.rows or weight is None:
         return NotImplemented
 
-    def report(dw: Tensor, db: Tensor) -> None:
-        for parameter, value in ((weight, dw), (bias, db)):
-            if parameter is not None and call.is_tracked(parameter):
+    def report(dw: Tensor, db: Tensor, da: Tensor | None = None) -> None:
+        for parameter, value in ((weight, dw), (bias, db), (inner_bias, da)):
+            if parameter is not None and value is not None and call.is_tracked(parameter):
                 tape.add_rows(parameter, value)
 
-    w, b = weight.detach(), None if bias is None else bias.detach()
-    if x.ndim == 4 and kernels.usable(x, w, b) and _fits(x, groups):
-        return _GroupNormByKernel.apply(tape.tap, x, groups, w, b, eps, before, after, report)  # type: ignore[no-untyped-call]
-    y = _GroupNorm.apply(tape.tap, activate(x.to(w.dtype), before), groups, w, b, eps, report)  # type: ignore[no-untyped-call]
+    w, b, a = (None if t is None else t.detach() for t in (weight, bias, inner_bias))
+    if x.ndim == 4 and kernels.usable(x, w, b, a) and _fits(x, groups):
+        return _GroupNormByKernel.apply(tape.tap, x, groups, w, b, eps, before, after, a, report)  # type: ignore[no-untyped-call]
+    wide = x.to(weight.dtype)
+    if inner_bias is not None and a is not None:
+        wide = _Shift.apply(tape.tap, wide, per_channel(a, x).to(wide.dtype), _per_channel_rows(call, inner_bias))  # type: ignore[no-untyped-call]
+    y = _GroupNorm.apply(tape.tap, activate(wide, before), groups, w, b, eps, report)  # type: ignore[no-untyped-call]
     return activate(y, after).to(x.dtype)
+
+
+def _per_channel_rows(call: Call, bias: Tensor) -> Callable[[Tensor], None]:
+    def report(dx: Tensor) -> None:
+        if call.is_tracked(bias):
+            call.tape.add_rows(bias, dx.reshape(*dx.shape[:2], -1).sum(2))
+
+    return report
 
 
 def _fits(x: Tensor, groups: int) -> bool:
