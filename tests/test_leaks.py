@@ -127,6 +127,26 @@ def test_a_loss_that_begins_to_mix_rows_later_is_refused_before_long() -> None:
     assert len(door.statement().asked) == 3
 
 
+def test_made_up_rows_on_a_kink_do_not_end_a_training() -> None:
+    """They are all zeros here, so rounding, which goes by how many rows there are, decides for all of them at once."""
+
+    class Kinked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            rounding = 1e-12 if len(rows) == 3 else -1e-12
+            out: Tensor = self.head(F.relu(self.layer(rows) + rounding))
+            return out
+
+    objective = Objective(Kinked(), cross_entropy)
+    door = private(pairs(), objective)
+    for _ in range(4):
+        ask_once(door, objective)
+        nn.init.zeros_(objective.module.layer.bias)  # type: ignore[union-attr,arg-type]
+
+
 def test_no_row_ends_a_training_by_overflowing_later() -> None:
     def poisson(module: nn.Module, batch: Any) -> Tensor:
         eta = module(batch[0])[:, 0]
