@@ -72,7 +72,7 @@ class Steps:
 
     def plain(self) -> None:
         question = self._question()
-        exact = question.exact(self.private._sample(self.everyone, expected=float(self.size)))
+        exact = question.exact(self.private._sample(self.everyone, largest=self.size))
         assert isinstance(exact, dict)
         std = NOISE * question.unit
         self._update(Gradient({n: (t + std * torch.randn_like(t)) / self.size for n, t in exact.items()}))

@@ -137,11 +137,12 @@ def test_made_up_rows_on_a_kink_do_not_end_a_training() -> None:
 
         def forward(self, rows: Tensor) -> Tensor:
             rounding = 1e-12 if len(rows) == 3 else -1e-12
-            out: Tensor = self.head(F.relu(self.layer(rows) + rounding))
+            out: Tensor = self.head(F.relu(self.layer(rows.float()) + rounding))
             return out
 
+    x, y = pairs()
     objective = Objective(Kinked(), cross_entropy)
-    door = private(pairs(), objective)
+    door = private(((10 * x).byte(), y), objective)
     for _ in range(4):
         ask_once(door, objective)
         nn.init.zeros_(objective.module.layer.bias)  # type: ignore[union-attr,arg-type]

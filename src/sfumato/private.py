@@ -273,7 +273,7 @@ class Private:
 
     def _drawn(self, mechanism: Mechanism) -> Sampled:
         drawn = mechanism.sampler.draw(self._present, self._noise.sampling)
-        return self._sample(drawn, expected=mechanism.sampler.expected / self.processes.count)
+        return self._sample(drawn, largest=mechanism.sampler.largest(self.processes.count))
 
     def _noisy(self, question: Question, mechanism: Mechanism) -> Any:
         local = partial(self._inside, partial(self._exact, question, mechanism), charged=True)
@@ -386,9 +386,9 @@ class Private:
                 raise InvalidArgument(f"{question.kind()} is planned with another noise or replace_factor: rename it.")
             mechanism.check_terms(question, self.adjacency)
 
-    def _sample(self, indices: Indices, *, shown: Batch | None = None, expected: float | None = None) -> Sampled:
+    def _sample(self, indices: Indices, *, shown: Batch | None = None, largest: int | None = None) -> Sampled:
         shared = (self._source, self._groups, indices, self._reduction, self.objective, self.performance)
-        return Sampled(*shared, self._rows_at_once, shown=shown, expected=expected)
+        return Sampled(*shared, self._rows_at_once, shown=shown, largest=largest)
 
     @cached_property
     def _rows_at_once(self) -> int:

@@ -47,7 +47,7 @@ class Sample(Protocol):
     def reduction(self) -> str: ...
 
     @property
-    def expected(self) -> float | None: ...
+    def largest(self) -> int | None: ...
 
     def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
         """The rows in parts that fit into memory; padded rows weigh 0. Only who never writes to them may borrow."""
@@ -154,7 +154,7 @@ class GradientSum(Question):
                 augment=self.augment,
                 offsets=self.offsets,
                 units=units,
-                expected=sample.expected,
+                largest=sample.largest,
                 performance=sample.performance,
             )
             for name, value in part.items():

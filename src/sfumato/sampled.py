@@ -31,7 +31,7 @@ class Sampled:
     performance: Performance
     limit: int
     shown: Batch | None = None
-    expected: float | None = None
+    largest: int | None = None
 
     def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
         parts = [

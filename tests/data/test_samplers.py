@@ -169,6 +169,16 @@ def test_fixed_size_needs_the_exact_size():
         FixedSize(size=6, batch_size=2).draw(5, fresh())
 
 
+def test_batches_rarely_exceed_the_largest():
+    sampler, rng = Poisson(size=5000, batch_size=250), fresh()
+    assert 250 + 2.9 * 15.4 < sampler.largest() < 250 + 3.1 * 15.4
+    above = sum(len(sampler.draw(5000, rng)) > sampler.largest() for _ in range(2000))
+    assert above < 20  # 3.2 on average
+    assert sampler.largest(2) < sampler.largest() < 2 * sampler.largest(2)  # two processes draw a half each
+    assert FixedSize(size=6, batch_size=2).largest() == 2
+    assert FullBatch(size=7).largest(2) == 4
+
+
 def test_full_batch_is_everyone():
     assert FullBatch(size=5).draw(4, fresh()).tolist() == [0, 1, 2, 3]
     assert FullBatch(size=5).expected == 5.0

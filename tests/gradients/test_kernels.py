@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato import kernels
+from sfumato.data.samplers import Poisson
 from sfumato.errors import UnsupportedModel
 from sfumato.gradients import Clip, Gradient, Performance, clipped_sum, engine, factored, memory, passes, reference
 from sfumato.gradients.contributions import Contribution, Dense, Shift
@@ -28,9 +29,11 @@ from sfumato.gradients.probe import Probe
 from sfumato.gradients.rows import Bundled, Order, Rows, Standardisation
 from sfumato.gradients.rules import linear
 from sfumato.gradients.rules.convolution import Convolution
+from sfumato.models.lstm import WordLSTM
 from sfumato.models.wide_resnet import wide_resnet
 from sfumato.nn import GroupNormAct, WSConv2d
 from sfumato.objective import Objective, cross_entropy
+from sfumato.text import next_word
 from tests.gradients import oracle
 
 CUDA = torch.cuda.is_available() and not kernels.INTERPRETED
@@ -645,6 +648,28 @@ def test_a_graph_gives_what_its_kernels_give(name: str, kind: str, autocast: tor
     assert Probe.of(objective).graphs._recorded, "nothing was recorded"
 
 
+@NEEDS_CUDA
+def test_an_lstm_is_recorded() -> None:
+    torch.manual_seed(0)
+    objective = Objective(WordLSTM(40, hidden=16).to(DEVICE), next_word)
+    start = objective.parameters()
+    for step in range(5):
+        words = torch.randint(40, (6 + step % 3, 5), generator=torch.Generator().manual_seed(step)).to(DEVICE)
+        params = {n: p + 0.01 * step * torch.randn_like(p) for n, p in start.items()}
+        found = [
+            clipped_sum(
+                objective,
+                params,
+                (words, words.flip(1)),
+                clip=Clip(0.1),
+                performance=Performance(cuda_graph=graph, micro_batch=8),
+            )
+            for graph in (True, False)
+        ]
+        assert oracle.relative_error(*found) <= 1e-5
+    assert Probe.of(objective).graphs._recorded, "nothing was recorded"
+
+
 class Waits(nn.Module):
     """Looks at a number on the way."""
 
@@ -781,7 +806,7 @@ def test_a_parameter_that_is_one_number() -> None:
 
 
 def test_the_state_that_a_recording_depends_on_is_seen() -> None:
-    """Without a GPU: a mask that is replaced, a temperature that moves, a closure over another number."""
+    """Without a GPU: a mask that is replaced, a temperature that moves, a list in a closure that is written to."""
 
     class Masked(nn.Linear):
         mask, temperature = torch.ones(4), 1.0
@@ -798,4 +823,25 @@ def test_the_state_that_a_recording_depends_on_is_seen() -> None:
     second = state_of(module, loss)
     module.temperature = 2.0
     third = state_of(module, loss)
-    assert len({first, second, third}) == 3
+    factor[0] = 2.0
+    fourth = state_of(module, loss)
+    assert len({first, second, third, fourth}) == 4
+
+
+def test_an_lstm_that_lent_weights_is_in_the_state_it_was_in() -> None:
+    """It makes a new list of the same weights then; a recording of its step must be found again."""
+    torch.manual_seed(0)
+    module = WordLSTM(30, hidden=8)
+    objective = Objective(module, next_word)
+    words = torch.randint(30, (5, 6))
+    before = state_of(module)
+    clipped_sum(objective, objective.parameters(), (words, words), clip=Clip(1.0))
+    assert state_of(module) == before
+
+
+@pytest.mark.parametrize("drawn", [230, 250, 290])
+def test_a_small_batch_is_one_part_whatever_its_size(drawn: int) -> None:
+    """What a Poisson sample of 250 rarely exceeds is padded to: latency, not work, is what small parts cost a GPU."""
+    size = memory._all_or_power_of_two(10_000, Poisson(size=50_000, batch_size=250).largest())
+    assert _next_part(0, drawn, size, fixed_sizes=True) == (drawn, size)
+    assert memory._all_or_power_of_two(200, 298) == 128

@@ -37,7 +37,7 @@ class SkipsEmptyBatches(Private):
     def _drawn(self, mechanism: Mechanism) -> Sampled:
         while not len(drawn := mechanism.sampler.draw(self._present, self._noise.sampling)):
             pass
-        return self._sample(drawn, expected=mechanism.sampler.expected)
+        return self._sample(drawn, largest=mechanism.sampler.largest())
 
 
 class PrivateLoaderAlone(Private):
@@ -45,7 +45,7 @@ class PrivateLoaderAlone(Private):
 
     def _drawn(self, mechanism: Mechanism) -> Sampled:
         loader = Poisson(size=self._present, batch_size=mechanism.sampler.expected)
-        return self._sample(loader.draw(self._present, self._noise.sampling), expected=mechanism.sampler.expected)
+        return self._sample(loader.draw(self._present, self._noise.sampling), largest=mechanism.sampler.largest())
 
 
 class SamplesBySeed(Private):
@@ -56,7 +56,7 @@ class SamplesBySeed(Private):
         self._rng = np.random.default_rng(0)
 
     def _drawn(self, mechanism: Mechanism) -> Sampled:
-        return self._sample(mechanism.sampler.draw(self._present, self._rng), expected=mechanism.sampler.expected)
+        return self._sample(mechanism.sampler.draw(self._present, self._rng), largest=mechanism.sampler.largest())
 
 
 def by_draws(private: type[Private], size: int = PRESENT) -> list[Verdict]:

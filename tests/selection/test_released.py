@@ -58,7 +58,7 @@ def test_votes_of_repeated_rows_stay_where_they_are() -> None:
         def ask(question: object, door: Private = door, rows: Tensor = rows) -> Tensor:
             if not isinstance(question, Histogram):
                 return torch.eye(30).double()
-            counts.append(question.exact(door._sample(torch.arange(len(rows)).numpy(), expected=700)))
+            counts.append(question.exact(door._sample(torch.arange(len(rows)).numpy(), largest=700)))
             answer: Tensor = door.ask(question)
             return answer
 

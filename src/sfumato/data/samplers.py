@@ -23,6 +23,7 @@ Indices = npt.NDArray[np.int64]
 
 _SPARSE = 1 / 64  # below this rate, skipping units is faster than deciding about each
 _ENDS = 256
+_DEVIATIONS = 3  # by which a batch rarely exceeds its mean: once in 700
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,10 @@ class Sampler(ABC):
     @abstractmethod
     def expected(self) -> float:
         """The declared, public denominator of a mean over one batch."""
+
+    def largest(self, processes: int = 1) -> int:
+        """Units that one of so many processes rarely draws more than; public, as all that is declared."""
+        return math.ceil(self.expected / processes)
 
     @abstractmethod
     def draw(self, present: int, rng: np.random.Generator) -> Indices:
@@ -63,6 +68,10 @@ class Poisson(Sampler):
     @property
     def expected(self) -> float:
         return self.batch_size
+
+    def largest(self, processes: int = 1) -> int:
+        mean = self.batch_size / processes
+        return math.ceil(mean + _DEVIATIONS * math.sqrt(mean * (1 - self.rate)))
 
     def draw(self, present: int, rng: np.random.Generator) -> Indices:
         if self.rate < _SPARSE:

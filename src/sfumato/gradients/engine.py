@@ -60,13 +60,13 @@ def clipped_sum(
     augment: Augment | None = None,
     offsets: Sequence[Mapping[str, Tensor]] | None = None,
     units: Units | None = None,
-    expected: float | None = None,
+    largest: int | None = None,
     performance: Performance | None = None,
     probe: Probe | None = None,
 ) -> dict[str, Tensor]:
     """The sum over the batch's units of their clipped gradients; in float64 if it takes more than one micro-batch.
 
-    `expected`: the declared size of such a batch, by which micro-batches on a GPU are cut.
+    `largest`: what such a batch rarely has more units than, by declared numbers; micro-batches are cut by it.
 
     *Formal guarantee.* Every unit's addend has L2 norm <= clip.norm (1 + 1e-6), whatever its rows hold; a unit with a
     non-finite gradient adds exactly zero; no unit's addend depends on another unit's rows (`probe.py` tests that of
@@ -136,7 +136,7 @@ def clipped_sum(
 
     fold, width = units.records * views, 2 if objective.autocast else max(p.element_size() for p in params.values())
     bytes_each = unit_bytes(found, params, clip, performance, fold, width)
-    largest = max(1, round(expected or count))
+    largest = largest or count
     size = performance.micro_batch or probe.sizes.get(key)
     size = size or first_micro_batch(bytes_each, params, performance, largest)
     if not on_gpu:

@@ -42,11 +42,11 @@ def unit_bytes(
 
 
 def first_micro_batch(unit: tuple[int, int], params: Mapping[str, Tensor], performance: Performance, count: int) -> int:
-    """As many units as are sure to fit, of `count` that are expected."""
+    """As many units as are sure to fit, of `count` at most."""
     gradients, activations = unit
     device = next(iter(params.values())).device
     if device.type == "cuda":
-        return _power_of_two(int(_FIRST_SHARE * free_memory(device) / max(1, gradients + activations)), count)
+        return _all_or_power_of_two(int(_FIRST_SHARE * free_memory(device) / max(1, gradients + activations)), count)
     # A part costs some passes over the parameters, whatever its size: models with many get larger parts.
     room = performance.activation_bytes + 25 * sum(p.numel() * p.element_size() for p in params.values())
     most = min(performance.instantiated_bytes // max(1, gradients), room // max(1, activations))
@@ -63,9 +63,9 @@ class Gauge:
         self._before = torch.cuda.memory_allocated(device)
 
     def micro_batch(self, units: int, count: int) -> int:
-        """How many of `count` units fit, if `units` took what was seen; a power of two, so that sizes recur."""
+        """How many of `count` units fit, if `units` took what was seen: all, or a power of two, so that sizes recur."""
         taken = torch.cuda.max_memory_allocated(self._device) - self._before
-        return _power_of_two(int(_SHARE * free_memory(self._device) * units / max(1, taken)), count)
+        return _all_or_power_of_two(int(_SHARE * free_memory(self._device) * units / max(1, taken)), count)
 
 
 def free_memory(device: torch.device) -> int:
@@ -74,5 +74,5 @@ def free_memory(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def _power_of_two(most: int, count: int) -> int:
-    return 1 << max(0, min(most, count).bit_length() - 1)
+def _all_or_power_of_two(most: int, count: int) -> int:
+    return count if most >= count else 1 << max(0, most.bit_length() - 1)
