@@ -30,6 +30,7 @@ from sfumato.gradients import Performance
 from sfumato.models.wide_resnet import wide_resnet
 
 NOISE, RATE, GOAL = 50.0, 0.1, 0.05
+STORED = Path(__file__).parent / "results" / "ask.json"
 
 
 class Steps:
@@ -137,6 +138,23 @@ def _band(ratios: list[float]) -> tuple[float, float]:
     return ordered[max(0, n // 2 - away)], ordered[min(n - 1, n // 2 + away)]
 
 
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = ["| device | batch x views | noise | seconds, plain | asked | overhead |", "| --- " * 6 + "|"]
+    for r in rows:
+        band = f"{100 * r['overhead']:.1f} % ({100 * r['overhead_low']:.1f} to {100 * r['overhead_high']:.1f})"
+        seconds = f"{r['seconds_plain']:.4f} | {r['seconds_asked']:.4f}"
+        lines.append(f"| {r['device']} | {r['batch']} x {r['views']} | {r['noise']} | {seconds} | {band} |")
+    return "\n".join(lines)
+
+
+def stored(row: dict[str, Any], path: Path = STORED) -> None:
+    """Keep it, in the place of a row of the same kind if there is one."""
+    kind = ("device", "batch", "views", "noise")
+    rows = json.loads(path.read_text()) if path.exists() else []
+    others = [r for r in rows if any(r[k] != row[k] for k in kind)]
+    path.write_text(json.dumps([*others, row], indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time a private step with and without ledger and secure noise.")
     parser.add_argument("--device", default="cpu")
@@ -148,12 +166,15 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--device-noise", action="store_true", help="draw noise on the GPU")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
+    parser.add_argument("--store", action="store_true", help="also put it among the stored rows")
     options = parser.parse_args()
     found = measure(options)
     text = json.dumps(found, indent=2)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text + "\n")
+    if options.store:
+        stored(found)
     print(text)
 
 
