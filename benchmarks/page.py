@@ -63,10 +63,10 @@ def page() -> str:
             "",
             ask.markdown(_stored("ask")),
             "",
-            "One step asks: the question is checked, the answer counted in a ledger file, the noise drawn from a cipher "
-            "and rounded to a grid. The other takes the same clipped sum, adds `torch.randn` and counts nothing. They "
-            "take turns; the overhead is the median of their ratios, with a 95 % band. `python -m benchmarks.ask "
-            "--device cuda --batch 4096 --views 16 --store` adds a row.",
+            "One step asks: the question is checked, the answer counted in a ledger file, the noise drawn from a "
+            "cipher and rounded to a grid. The other takes the same clipped sum, adds `torch.randn` and counts "
+            "nothing. They take turns; the overhead is the median of their ratios, with a 95 % band. "
+            "`python -m benchmarks.ask --device cuda --batch 4096 --views 16 --store` adds a row.",
             "",
             *_cifar10(cifar),
             "## The private step beside the plain step, on a CPU",

@@ -370,15 +370,20 @@ def test_from_the_shell(config: Path) -> None:
     assert "test accuracy" in done.stdout
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_control_c_keeps_the_last_step(sfumato: Sfumato, config: Path, sent: signal.Signals) -> None:
-    """And so does SIGTERM, by which schedulers end a program."""
+@pytest.mark.parametrize(
+    ("sent", "control_c"),
+    [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN)],
+)
+def test_control_c_keeps_the_last_step(
+    sfumato: Sfumato, config: Path, sent: signal.Signals, control_c: signal.Handlers
+) -> None:
+    """And so does SIGTERM, by which schedulers end a program; also one that a script put into the background."""
     edit(config, "steps = 12", "steps = 20000")
     process = subprocess.Popen(
         [sys.executable, "-m", "sfumato.cli.main", "train", str(config)],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it is ignored where tests run in background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, control_c),  # ignored where tests run in the background
     )
     try:
         for _ in range(600):

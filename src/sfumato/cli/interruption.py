@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 CHARGED = "Interrupted; what was answered until now stays charged."
 RESUMABLE = "Interrupted; what was answered until now stays charged, and the same command goes on from there."
@@ -23,12 +24,19 @@ def terminable() -> Iterator[None]:
     """SIGTERM, by which schedulers end a program, does what Ctrl-C does; unless somebody else takes care of it."""
     mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if mine:
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, _as_control_c)
     try:
         yield
     finally:
         if mine:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _as_control_c(_: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # scripts start what they put into the background with Ctrl-C ignored
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
 
 
 class Interrupted(Exception):
