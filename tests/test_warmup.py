@@ -16,9 +16,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from sfumato import kernels
-from sfumato.augment import Augmentation
+from sfumato.augment import TRIVIAL, Augmentation, AutoAugment, Chain, CutMix, recordable
 from sfumato.averages import Ema
 from sfumato.errors import InvalidArgument
+from sfumato.generators import own_generators
 from sfumato.gradients import Gradient
 from sfumato.models.wide_resnet import wide_resnet
 from sfumato.objective import Objective, cross_entropy, squared_error
@@ -504,6 +505,22 @@ def test_labels_do_not_matter() -> None:
         bodies.append(flat(model[0]))
     assert torch.equal(bodies[0], bodies[1])
     assert torch.equal(bodies[0], bodies[2])
+
+
+def test_an_augmentation_within_the_step_is_the_one_before_it() -> None:
+    """Ours go into the recorded step; whoever calls something else in between keeps it outside."""
+    views = Augmentation(pad=1, cutout=2)
+    x, y = torch.rand(20, 3, 8, 8), torch.arange(20) % 10
+    found = []
+    for augment in (views, Chain(views), lambda batch: views(batch)):
+        torch.manual_seed(0)
+        objective = Objective(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), cross_entropy)
+        with own_generators(0):
+            options = {"steps": 6, "batch_size": 5, "augment": augment, "sharpness": Sam(radius=0.1)}
+            found.append(warm_up(objective, Public((x, y), seed=0), **options))
+    assert found[0] == found[1] == found[2]
+    assert [recordable(a) for a in (views, Chain(views, AutoAugment(TRIVIAL)), AutoAugment())] == [True] * 3
+    assert not any(recordable(a) for a in (None, CutMix(classes=3), Chain(views, CutMix(classes=3)), lambda b: b))
 
 
 def test_a_wide_resnet_is_rotated_with_augmentation_and_sharpness() -> None:

@@ -5,5 +5,6 @@ from sfumato.augment.batch import Chain
 from sfumato.augment.crops import Augmentation, crop_slowly
 from sfumato.augment.cutmix import CutMix
 from sfumato.augment.policy import CIFAR10, TRIVIAL
+from sfumato.augment.recording import recordable
 
-__all__ = ["CIFAR10", "TRIVIAL", "Augmentation", "AutoAugment", "Chain", "CutMix", "crop_slowly"]
+__all__ = ["CIFAR10", "TRIVIAL", "Augmentation", "AutoAugment", "Chain", "CutMix", "crop_slowly", "recordable"]

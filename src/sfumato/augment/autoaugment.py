@@ -91,6 +91,7 @@ def _slots(policy: Policy, H: int, W: int, device: torch.device) -> tuple[_Slot,
             standstill=torch.tensor(fixed_point(1, 0, 0, 0, 1, 0), device=device),
         )
         for steps in zip(*policy, strict=True)
+        if any(s.probability for s in steps)
     )
 
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from sfumato.augment import recordable
 from sfumato.averages import Ema
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
@@ -79,13 +80,14 @@ def warm_up(
         updater = optimizer(list(own.values()))
     set_rates = _Rates(updater)
     average = Ema(own) if ema else None
-    step = _Step(wanted, own, sharpness, cuda_graph)
+    within = augment if recordable(augment) else None  # many small operations, which Python is slow to queue
+    step = _Step(wanted, own, sharpness, cuda_graph, within)
     losses = torch.empty(steps, dtype=torch.float64, device=device)
 
     with being_trained(module), _bar(steps, shown=progress) as tell:
         for t, rows in enumerate(islice(_shuffled(public, batch_size), steps)):
             batch = tree_map(lambda v: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v, rows)
-            batch = batch if augment is None else augment(batch)
+            batch = batch if augment is None or within is not None else augment(batch)
             losses[t], gradient = step(batch)
             for name, p in own.items():
                 p.grad = gradient.get(name)
@@ -127,8 +129,15 @@ def _shuffled(public: Public, batch_size: int) -> Iterator[Batch]:
 class _Step:
     """The loss of a batch and the gradient to step along, on a GPU perhaps replayed from a recording."""
 
-    def __init__(self, objective: Objective, own: Params, sharpness: Sam | None, cuda_graph: bool | None) -> None:
-        self._objective, self._own, self._sharpness = objective, own, sharpness
+    def __init__(
+        self,
+        objective: Objective,
+        own: Params,
+        sharpness: Sam | None,
+        cuda_graph: bool | None,
+        augment: Augment | None,
+    ) -> None:
+        self._objective, self._own, self._sharpness, self._augment = objective, own, sharpness, augment
         self._always = cuda_graph is True
         on_gpu = next(iter(own.values())).is_cuda
         self._graphs = Graphs() if on_gpu and cuda_graph is not False else None
@@ -140,12 +149,14 @@ class _Step:
         else:
             # The recording reads the module's own parameters, which optimisers change in place.
             shapes = tuple((tuple(v.shape), v.stride(), v.dtype) for v in leaves)
-            key = (shapes, state_of(self._objective.module, self._objective.loss))
-            found = self._graphs.run(key, self._compute, batch, always=self._always, keep=self._objective)
+            key = (shapes, state_of(self._objective.module, self._objective.loss, self._augment))
+            keep = (self._objective, self._augment)
+            found = self._graphs.run(key, self._compute, batch, always=self._always, keep=keep)
         return found["loss"], {name.removeprefix("of "): g for name, g in found.items() if name != "loss"}
 
     def _compute(self, batch: Batch) -> dict[str, Tensor]:
         means: list[Tensor] = []
+        batch = batch if self._augment is None else self._augment(batch)
 
         def gradient_at(params: Params) -> Gradient:
             with torch.enable_grad():
