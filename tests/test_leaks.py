@@ -127,6 +127,22 @@ def test_a_loss_that_begins_to_mix_rows_later_is_refused_before_long() -> None:
     assert len(door.statement().asked) == 3
 
 
+def test_how_wide_a_sum_is_does_not_tell_how_many_took_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part adds up in float32, several in float64: quotients of the two are different floats."""
+    seen: list[set[torch.dtype]] = []
+    release = GradientMean.release
+
+    def watched(question: GradientMean, noisy: Any, expected: float) -> Gradient:
+        seen.append({t.dtype for t in noisy.values()})
+        return release(question, noisy, expected)
+
+    monkeypatch.setattr(GradientMean, "release", watched)
+    for rows in (0, 1, 4, 5, 200):
+        objective = Objective(nn.Linear(4, 2), cross_entropy)
+        ask_once(private(pairs(rows), objective, performance=Performance(micro_batch=4)), objective)
+    assert seen == [{torch.float64}] * 5
+
+
 def test_made_up_rows_on_a_kink_do_not_end_a_training() -> None:
     """They are all zeros here, so rounding, which goes by how many rows there are, decides for all of them at once."""
 
@@ -136,8 +152,9 @@ def test_made_up_rows_on_a_kink_do_not_end_a_training() -> None:
             self.layer, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
 
         def forward(self, rows: Tensor) -> Tensor:
-            rounding = 1e-12 if len(rows) == 3 else -1e-12
-            out: Tensor = self.head(F.relu(self.layer(rows.float()) + rounding))
+            h: Tensor = self.layer(rows.to(self.layer.weight.dtype))
+            rounding = torch.finfo(h.dtype).eps / 10
+            out: Tensor = self.head(F.relu(h + (rounding if len(rows) == 3 else -rounding)))
             return out
 
     x, y = pairs()
@@ -145,7 +162,7 @@ def test_made_up_rows_on_a_kink_do_not_end_a_training() -> None:
     door = private(((10 * x).byte(), y), objective)
     for _ in range(4):
         ask_once(door, objective)
-        nn.init.zeros_(objective.module.layer.bias)  # type: ignore[union-attr,arg-type]
+        nn.init.constant_(objective.module.layer.bias, 1e-9)  # type: ignore[union-attr,arg-type]
 
 
 def test_no_row_ends_a_training_by_overflowing_later() -> None:

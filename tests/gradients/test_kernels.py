@@ -806,7 +806,7 @@ def test_a_parameter_that_is_one_number() -> None:
 
 
 def test_the_state_that_a_recording_depends_on_is_seen() -> None:
-    """Without a GPU: a mask that is replaced, a temperature that moves, a list in a closure that is written to."""
+    """Without a GPU: a mask that is replaced, a temperature that moves, a list by a name that only an LSTM's means."""
 
     class Masked(nn.Linear):
         mask, temperature = torch.ones(4), 1.0
@@ -823,7 +823,7 @@ def test_the_state_that_a_recording_depends_on_is_seen() -> None:
     second = state_of(module, loss)
     module.temperature = 2.0
     third = state_of(module, loss)
-    factor[0] = 2.0
+    module._flat_weights = [torch.ones(4)]
     fourth = state_of(module, loss)
     assert len({first, second, third, fourth}) == 4
 

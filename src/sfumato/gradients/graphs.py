@@ -29,7 +29,6 @@ Compute = Callable[[Any], dict[str, Tensor]]
 _MOST = 8  # recordings kept; they share their memory, but each has inputs of its own
 _BY_VALUE = (bool, int, float, str, type(None))
 _OF_RNN = ("_flat_weights", "_flat_weight_refs")  # lists of its parameters, made anew when others are lent to it
-_SHORT = 64  # entries of a list that are looked at one by one
 _HELD_UP = 0.8  # share of the time that Python may take to queue a micro-batch, before it is recorded
 
 
@@ -151,7 +150,8 @@ def _state_of(thing: Any) -> Iterator[Hashable]:
     if isinstance(thing, nn.Module):
         for module in thing.modules():
             yield id(type(module))
-            yield from _attributes({name: value for name, value in vars(module).items() if name not in _OF_RNN})
+            derived = _OF_RNN if isinstance(module, nn.RNNBase) else ()
+            yield from _attributes({name: value for name, value in vars(module).items() if name not in derived})
         for tensor in (*(p for p in thing.parameters() if not p.requires_grad), *thing.buffers()):
             yield tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype)
     elif isinstance(thing, partial):
@@ -169,8 +169,5 @@ def _attributes(values: dict[Any, Any]) -> Iterator[Hashable]:
             yield name, value
         elif isinstance(value, Tensor):
             yield name, id(value), value.data_ptr()
-        elif isinstance(value, list | tuple) and len(value) <= _SHORT:
-            yield name, type(value), len(value)
-            yield from _attributes(dict(enumerate(value)))
         elif not isinstance(value, dict):  # of a module: its parameters, buffers and children, which come by themselves
             yield name, id(value)

@@ -16,6 +16,7 @@ The rows are jittered copies; all that leaves is acceptance, or the name of a mo
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import weakref
 from collections import deque
@@ -53,6 +54,7 @@ from sfumato.objective import Batch, Objective
 _ROWS = 3
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
 _Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
+_Place = tuple[Batch, int]  # a batch, and a row of it
 _Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
 
@@ -106,7 +108,7 @@ class Probe:
             made_up = tree_map(_zeros, batch)
             with _set_apart(params):
                 if _says_something(objective, params, made_up):
-                    _investigate_again(objective, params, made_up)
+                    _investigate(objective, params, made_up)
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
         """check(function, rows), every time; but a frozen dataclass, which cannot change, once for such rows."""
@@ -182,6 +184,52 @@ def _compare(objective: Objective, row: int, before: _Found, after: _Found, tole
     _refuse_changed(objective, (losses[row], gradients[row]), (changed_losses[row], changed), tolerance)
 
 
+def _refuse_resized(
+    objective: Objective,
+    params: Mapping[str, Tensor],
+    ends: tuple[_Row, ...],
+    places: tuple[_Place, _Place],
+    tolerance: float,
+) -> None:
+    """Raise if a row's loss or gradient is another among more rows: `ends` is what was found at the two places.
+
+    Rounding goes by the number of rows. Where a row lies on a kink, as one colour does under a kernel of mean 0, that
+    decides its gradient. So what differs, and differs again, is refused if it does so in float64, too, or if that
+    cannot be computed: there rounding is a billionth, and next to nothing lies as near to a kink.
+    """
+    gap, worst = _gap(*ends)
+    if gap <= tolerance:
+        return
+    again, _ = _gap(*(_at(objective, params, place) for place in places))
+    with contextlib.suppress(Exception):
+        if not again <= tolerance and _gap_in_float64(objective, params, places) <= tolerance:
+            return
+    raise UnsupportedModel(_mixing_message(objective, worst))
+
+
+def _at(objective: Objective, params: Mapping[str, Tensor], place: _Place) -> _Row:
+    batch, row = place
+    with WithoutChance():
+        losses, (gradient,) = _by_autograd(objective, params, batch, [row])
+    return losses[row], gradient
+
+
+def _gap_in_float64(objective: Objective, params: Mapping[str, Tensor], places: tuple[_Place, _Place]) -> float:
+    """Of a copy of the model; an error where the model or its loss wants float32."""
+    wide = Objective(copy.deepcopy(objective.module).double(), objective.loss)
+    lent = {name: p.detach().double() for name, p in params.items()}
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of what whole numbers become
+    try:
+        return _gap(*(_at(wide, lent, (tree_map(_doubled, batch), row)) for batch, row in places))[0]
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 def _refuse_changed(objective: Objective, before: _Row, after: _Row, tolerance: float) -> None:
     gap, worst = _gap(before, after)
     if not gap <= tolerance:
@@ -222,29 +270,6 @@ def _same(params: Mapping[str, Tensor]) -> float:
     return 64 * max(torch.finfo(p.dtype).eps for p in params.values())
 
 
-def _investigate_again(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> None:
-    """Like `_investigate`; but what is refused must be refused at parameters nearby, too.
-
-    Rows that are all alike can lie on a kink, as a whole channel does of an image of one colour: rounding, which
-    depends on how many rows there are, then decides on which side. A little further nothing lies there, and rows that
-    a loss mixes are mixed as before.
-    """
-    try:
-        _investigate(objective, params, batch)
-    except UnsupportedModel:
-        _investigate(objective, _nearby(params), batch)
-
-
-def _nearby(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A hundredth of their size away, each entry by another share of it; of 1 where they are all 0."""
-    found = {}
-    for name, p in params.items():
-        size = p.detach().square().mean().sqrt()
-        steps = torch.arange(p.numel(), device=p.device).to(p.dtype).cos().view_as(p)
-        found[name] = p.detach() + torch.where(size > 0, size, 1.0) / 100 * steps
-    return found
-
-
 def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
     for name, p in params.items():
         if p.dtype not in (torch.float32, torch.float64):
@@ -271,7 +296,8 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
         few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, joined(rows, others)))
         again = _by_autograd(objective, params, rows, [0], seed=1)
     if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
-        _compare(objective, 0, few, more, tolerance)
+        ends = tuple((losses[0], found[0]) for losses, found in (few, more))
+        _refuse_resized(objective, params, ends, ((rows, 0), (joined(rows, others), 0)), tolerance)
     _refuse_if_integers_matter(objective, params, rows, batch, tolerance)
     found = _trace(objective, params, batch, minor=False)
     distance, worst = _engine_distance(objective, params, rows, found, gradients)
@@ -297,8 +323,10 @@ def _refuse_if_integers_matter(
     among = (
         _attempt(objective, params, taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
     )
-    for i, row in zip(usable, among, strict=False):
-        _refuse_changed(objective, pairs[i][0], row, tolerance)
+    for place, row in enumerate(among):
+        i = usable[place]
+        places = (taken(extremes, torch.tensor([i, i])), 0), (taken(extremes, torch.tensor(usable)), place)
+        _refuse_resized(objective, params, (pairs[i][0], row), places, tolerance)
     last = _ROWS - 1
     for length in (1, 2) if any(t.shape[1] > 1 for t in integers_of(batch)) else ():
         short = cut_short(rows, batch, length)

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.errors import InvalidArgument
+
 _MOST_CHANNELS = 4096
 
 # Elements of a tile and warps, by channels, tuned on an H200 for 16-bit elements and 32, 16 and 8 pixels square.
@@ -96,6 +98,11 @@ def backward(
 
 def _affine(weight: Tensor | None, bias: Tensor | None, inner_bias: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
     def given(t: Tensor | None, value: float) -> Tensor:
+        if t is not None and t.shape != (x.shape[1],):  # the kernel would read past its end
+            raise InvalidArgument(
+                f"weight, bias and inner bias must be one number per channel, {x.shape[1]}, not of shape "
+                f"{tuple(t.shape)}."
+            )
         return torch.full((x.shape[1],), value, device=x.device) if t is None else t.contiguous()
 
     return given(weight, 1.0), given(bias, 0.0), given(inner_bias, 0.0)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -242,8 +242,8 @@ def privatize(
         norm for the discrete Laplace.
       noise: the law; its standard deviation (for the Laplace its scale) is `noise.scale * unit`.
       source: where the noise comes from.
-      dtype: of the answer, for Gaussian noise; by default that of `exact` (the widest of a mapping), or float64 for
-        integers. The discrete noises take integers and answer in int64.
+      dtype: of the answer, for Gaussian noise; float64 by default, whatever that of `exact` is: a sum is wider if it
+        was taken in parts, and so would say that many took part. The discrete noises take integers and answer in int64.
       symmetric: `exact` is a symmetric matrix and `unit` bounds its Frobenius norm. The noisy matrix is symmetrised,
         which is post-processing: the noise has standard deviation s on the diagonal and s/sqrt(2) off it, half the
         variance of the usual recipe of drawing the upper triangle and mirroring it, at the same cost.
@@ -301,10 +301,10 @@ def _add_gaussian(
     tensors: Sequence[Tensor], std: float, source: NoiseSource, dtype: torch.dtype | None, *, rounded: bool = True
 ) -> list[Tensor]:
     device = _one_device(tensors)
-    work = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+    work = torch.device("cpu") if _widest(device) is torch.float32 else device
     grid = math.ldexp(1.0, math.frexp(std)[1] - 1 - _GRID_BITS)  # std / 2^21 < grid <= std / 2^20
 
-    kind, sizes = _dtype_of_answer(tensors, dtype), [t.numel() for t in tensors]
+    kind, sizes = dtype or _widest(device), [t.numel() for t in tensors]
     flats = [t.detach().reshape(-1) for t in tensors]
     with source._answering(sum(sizes), work) as normals:
 
@@ -346,8 +346,8 @@ def _add_symmetric(
     for t in tensors:
         if t.ndim != 2 or t.shape[0] != t.shape[1]:
             raise InvalidArgument(f"exact has shape {tuple(t.shape)}, but symmetric=True needs a square matrix.")
-    kind = _dtype_of_answer(tensors, dtype)
-    return [((noisy + noisy.T) / 2).to(kind) for noisy in _add_gaussian(tensors, std, source, torch.float64)]
+    kind = dtype or _widest(_one_device(tensors))
+    return [((noisy + noisy.T) / 2).to(kind) for noisy in _add_gaussian(tensors, std, source, None)]
 
 
 def _add_discrete(tensors: Sequence[Tensor], noise: Noise, scale: float, source: NoiseSource) -> list[Tensor]:
@@ -360,9 +360,8 @@ def _add_discrete(tensors: Sequence[Tensor], noise: Noise, scale: float, source:
     return [t.detach().to(torch.int64) + z.view(t.shape).to(t.device) for t, z in zip(tensors, shares, strict=True)]
 
 
-def _dtype_of_answer(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> torch.dtype:
-    dtype = dtype or reduce(torch.promote_types, (t.dtype for t in tensors))
-    return dtype if dtype.is_floating_point else torch.float64
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
 
 
 def _one_device(tensors: Sequence[Tensor]) -> torch.device:
