@@ -173,7 +173,7 @@ def test_a_warm_start_is_shared_where_the_vocabulary_is(spec: Spec) -> None:
 
 
 def test_settings_of_before_there_was_text_keep_their_keys_and_records() -> None:
-    settings = find_spec("000-table1").cells[0].settings["paper"]
+    settings = find_spec("cifar10-public").cells[0].settings["paper"]
     assert settings.key() == "315a83ababc21ae6"
     old = settings.to_json()
     del old["text"]

@@ -16,7 +16,6 @@ The rows are jittered copies; all that leaves is acceptance, or the name of a mo
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import weakref
 from collections import deque
@@ -31,10 +30,20 @@ from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
 from sfumato.gradients.chance import WithoutChance
 from sfumato.gradients.clip import Clip
+from sfumato.gradients.compared import (
+    Row,
+    by_autograd,
+    compare,
+    distance_of,
+    gap_of,
+    mixing_message,
+    refuse_changed,
+    refuse_resized,
+)
 from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
 from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
-from sfumato.gradients.passes import Addends, Performance, check_losses, exact_products, per_unit, rows_of
+from sfumato.gradients.passes import Addends, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probed_rows import (
     LARGEST,
     alike_in,
@@ -53,9 +62,6 @@ from sfumato.objective import Batch, Objective
 
 _ROWS = 3
 _HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
-_Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
-_Place = tuple[Batch, int]  # a batch, and a row of it
-_Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
 
 class Probe:
@@ -145,121 +151,6 @@ def _says_something(objective: Objective, params: Mapping[str, Tensor], batch: B
     return bool(found) and all(_is_finite([row]) for row in found)
 
 
-def _by_autograd(
-    objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int], *, seed: int = 0
-) -> _Found:
-    """Losses, and the gradients of some of them, by plain autograd on the whole batch."""
-    seed_torch(seed)
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-    # A module that keeps its own reference to a parameter (nn.LSTM) is read at its own values: lend it those.
-    with torch.enable_grad():
-        frozen = {n: p for n, p in objective.module.named_parameters() if n not in params}
-        lent = leaves | {n: p.detach().clone() for n, p in frozen.items()}
-        losses = objective.losses(lent, batch)
-        for name, p in {**params, **frozen}.items():
-            if not torch.allclose(lent[name], p, 0, 0, equal_nan=True):  # as max_norm does, for the tokens it is shown
-                raise UnsupportedModel(
-                    f"module {module_of(name)!r} writes to its parameter {name!r} while it computes, which would leave "
-                    "a trace of private rows in it: switch that off, for instance max_norm."
-                )
-        check_losses(losses, rows_of(batch))
-        inputs = leaves | {f"\0{n}": p for n, p in objective.module.named_parameters() if p.requires_grad}
-        gradients = []
-        for i in rows:
-            try:
-                values = torch.autograd.grad(losses[i], list(inputs.values()), retain_graph=True, allow_unused=True)
-            except RuntimeError:  # without its text, which may quote private rows
-                raise UnsupportedModel(
-                    f"module {type(objective.module).__name__!r} cannot be differentiated: replace what autograd "
-                    "refuses, for instance torch.utils.checkpoint."
-                ) from None
-            found = dict(zip(inputs, values, strict=True))
-            gradients.append({n: _sum(found[n], found.get(f"\0{n}"), p) for n, p in params.items()})
-    return losses.detach(), gradients
-
-
-def _compare(objective: Objective, row: int, before: _Found, after: _Found, tolerance: float) -> None:
-    """Raise if a row's loss or gradient has changed."""
-    (losses, gradients), (changed_losses, (changed,)) = before, after
-    _refuse_changed(objective, (losses[row], gradients[row]), (changed_losses[row], changed), tolerance)
-
-
-def _refuse_resized(
-    objective: Objective,
-    params: Mapping[str, Tensor],
-    ends: tuple[_Row, ...],
-    places: tuple[_Place, _Place],
-    tolerance: float,
-) -> None:
-    """Raise if a row's loss or gradient is another among more rows: `ends` is what was found at the two places.
-
-    Rounding goes by the number of rows. Where a row lies on a kink, as one colour does under a kernel of mean 0, that
-    decides its gradient. So what differs, and differs again, is refused if it does so in float64, too, or if that
-    cannot be computed: there rounding is a billionth, and next to nothing lies as near to a kink.
-    """
-    gap, worst = _gap(*ends)
-    if gap <= tolerance:
-        return
-    again, _ = _gap(*(_at(objective, params, place) for place in places))
-    with contextlib.suppress(Exception):
-        if not again <= tolerance and _gap_in_float64(objective, params, places) <= tolerance:
-            return
-    raise UnsupportedModel(_mixing_message(objective, worst))
-
-
-def _at(objective: Objective, params: Mapping[str, Tensor], place: _Place) -> _Row:
-    batch, row = place
-    with WithoutChance():
-        losses, (gradient,) = _by_autograd(objective, params, batch, [row])
-    return losses[row], gradient
-
-
-def _gap_in_float64(objective: Objective, params: Mapping[str, Tensor], places: tuple[_Place, _Place]) -> float:
-    """Of a copy of the model; an error where the model or its loss wants float32."""
-    wide = Objective(copy.deepcopy(objective.module).double(), objective.loss)
-    lent = {name: p.detach().double() for name, p in params.items()}
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of what whole numbers become
-    try:
-        return _gap(*(_at(wide, lent, (tree_map(_doubled, batch), row)) for batch, row in places))[0]
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _refuse_changed(objective: Objective, before: _Row, after: _Row, tolerance: float) -> None:
-    gap, worst = _gap(before, after)
-    if not gap <= tolerance:
-        raise UnsupportedModel(_mixing_message(objective, worst))
-
-
-def _gap(before: _Row, after: _Row) -> tuple[float, str]:
-    """How far a row's loss or gradient has changed, and in which parameter most."""
-    loss = float((after[0] - before[0]).abs()) / (1 + float(before[0].abs()))
-    distance, worst = _distance(after[1], before[1])
-    return (max(loss, distance) if loss == loss else math.inf), worst
-
-
-def _sum(a: Tensor | None, b: Tensor | None, like: Tensor) -> Tensor:
-    total = torch.zeros_like(like)
-    for part in (a, b):
-        if part is not None:
-            total = total + part
-    return total
-
-
-def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Largest difference relative to the whole gradient's norm, and the parameter it is in."""
-    size = sum(float(t.double().square().sum()) for t in b.values()) ** 0.5
-    gaps = {n: float((a[n].double() - t.double()).norm()) for n, t in b.items()}
-    worst = max(gaps, key=lambda n: gaps[n] if gaps[n] == gaps[n] else float("inf"))
-    gap = gaps[worst]
-    return (float("inf") if gap != gap else gap / max(size, 1e-30)), worst
-
-
 def _tolerance(params: Mapping[str, Tensor]) -> float:
     eps = max(torch.finfo(p.dtype).eps for p in params.values())
     return 1e4 * eps if eps < 1e-4 else 0.1
@@ -281,23 +172,23 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
     if objective.autocast is not None:
         # Examples are looked for in each other's gradients in full precision, where rounding hides nothing.
         found = _investigate(objective.exactly(), params, batch)
-        _, gradients = _by_autograd(objective, params, probe_rows(batch, _ROWS, 0), list(range(_ROWS)))
+        _, gradients = by_autograd(objective, params, probe_rows(batch, _ROWS, 0), list(range(_ROWS)))
         distance, worst = _engine_distance(objective, params, probe_rows(batch, _ROWS, 0), found, gradients)
         _refuse_distant(distance, worst, _HALF_TOLERANCE)
         return found
     tolerance = _tolerance(params)
     rows, others = probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1)
-    _, gradients = _by_autograd(objective, params, rows, list(range(_ROWS)))
-    losses, _ = _by_autograd(objective, params, rows, [])
+    _, gradients = by_autograd(objective, params, rows, list(range(_ROWS)))
+    losses, _ = by_autograd(objective, params, rows, [])
     for keep in (0, _ROWS - 1):
-        changed = _by_autograd(objective, params, mixed(rows, others, keep), [keep])
-        _compare(objective, keep, (losses, gradients), changed, _same(params))
+        changed = by_autograd(objective, params, mixed(rows, others, keep), [keep])
+        compare(objective, keep, (losses, gradients), changed, _same(params))
     with WithoutChance():
-        few, more = (_by_autograd(objective, params, b, [0]) for b in (rows, joined(rows, others)))
-        again = _by_autograd(objective, params, rows, [0], seed=1)
+        few, more = (by_autograd(objective, params, b, [0]) for b in (rows, joined(rows, others)))
+        again = by_autograd(objective, params, rows, [0], seed=1)
     if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
         ends = tuple((losses[0], found[0]) for losses, found in (few, more))
-        _refuse_resized(objective, params, ends, ((rows, 0), (joined(rows, others), 0)), tolerance)
+        refuse_resized(objective, params, ends, ((rows, 0), (joined(rows, others), 0)), tolerance)
     _refuse_if_integers_matter(objective, params, rows, batch, tolerance)
     found = _trace(objective, params, batch, minor=False)
     distance, worst = _engine_distance(objective, params, rows, found, gradients)
@@ -326,21 +217,21 @@ def _refuse_if_integers_matter(
     for place, row in enumerate(among):
         i = usable[place]
         places = (taken(extremes, torch.tensor([i, i])), 0), (taken(extremes, torch.tensor(usable)), place)
-        _refuse_resized(objective, params, (pairs[i][0], row), places, tolerance)
+        refuse_resized(objective, params, (pairs[i][0], row), places, tolerance)
     last = _ROWS - 1
     for length in (1, 2) if any(t.shape[1] > 1 for t in integers_of(batch)) else ():
         short = cut_short(rows, batch, length)
         alike, unlike = (_attempt(objective, params, b, [last]) for b in (short, mixed(short, rows, last)))
         if unlike and _is_finite(alike):
-            _refuse_changed(objective, alike[0], unlike[0], tolerance)
+            refuse_changed(objective, alike[0], unlike[0], tolerance)
             break  # else a single token has no loss
 
 
-def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[_Row]:
+def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[Row]:
     """Some rows; none if the model raises an error: nothing like them need ever have been there."""
     try:
         with WithoutChance():
-            losses, gradients = _by_autograd(objective, params, batch, rows)
+            losses, gradients = by_autograd(objective, params, batch, rows)
     except SfumatoError:
         raise
     except Exception:
@@ -348,7 +239,7 @@ def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, r
     return list(zip(losses[rows], gradients, strict=True))
 
 
-def _is_finite(found: list[_Row]) -> bool:
+def _is_finite(found: list[Row]) -> bool:
     return bool(found) and all(bool(torch.isfinite(t).all()) for t in (found[0][0], *found[0][1].values()))
 
 
@@ -359,19 +250,6 @@ def _refuse_distant(distance: float, worst: str, tolerance: float) -> None:
             f"module {module_of(worst)!r} uses its parameters in a way that is not seen (compiled, checkpointed or "
             "random code); replace it or freeze it."
         )
-
-
-def _mixing_message(objective: Objective, worst: str) -> str:
-    suspects = [
-        name
-        for name, module in objective.module.named_modules()
-        if "BatchNorm" in type(module).__name__ and module.training
-    ]
-    where = f"module {suspects[0]!r} normalises over the batch" if suspects else f"it shows in {worst!r}"
-    return (
-        f"Examples act on each other's loss or gradient ({where}): use layers and losses that treat examples one by "
-        "one, such as GroupNorm instead of batch norm."
-    )
 
 
 def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, minor: bool) -> Trace:
@@ -408,7 +286,7 @@ def _engine_distance(
     addends = _by_engine(objective, params, rows, found)
     worst: tuple[float, str] = (0.0, "")
     for i, gradient in enumerate(gradients):
-        worst = max(worst, _distance(_of_row(addends, i), gradient))
+        worst = max(worst, distance_of(_of_row(addends, i), gradient))
         size = sum(float(t.double().square().sum()) for t in gradient.values()) ** 0.5
         if float(addends.norms[i]) < size * (1 - (1e-3 if objective.autocast is None else _HALF_TOLERANCE)):
             worst = max(worst, (1.0, worst[1] or next(iter(params))))
@@ -440,13 +318,13 @@ def _refuse_if_spoiled(
         addends = _by_engine(Objective(objective.module, loss), params, spoiled, found)
         return losses[-1].detach(), addends
 
-    def change(before: _Row, keep: int, value: float) -> tuple[float, str] | None:
+    def change(before: Row, keep: int, value: float) -> tuple[float, str] | None:
         """None if the model raises an error, as it may for NaN. Rows may be major or minor where they are merged."""
         smallest = None
         for minor in (False, True):
             with contextlib.suppress(Exception):
                 losses, addends = run(Others(_ROWS, keep, value, minor))
-                gap = _gap(before, (losses[keep], _of_row(addends, keep)))
+                gap = gap_of(before, (losses[keep], _of_row(addends, keep)))
                 smallest = gap if smallest is None else min(smallest, gap)
                 if gap[0] <= tolerance:
                     break
@@ -458,4 +336,4 @@ def _refuse_if_spoiled(
         # A model that has an error for NaN is shown large numbers; if it has one for these too, nothing can be said.
         gap = change(before, keep, math.nan) or change(before, keep, LARGEST)
         if gap is not None and not gap[0] <= tolerance:
-            raise UnsupportedModel(_mixing_message(objective, gap[1]))
+            raise UnsupportedModel(mixing_message(objective, gap[1]))
