@@ -136,7 +136,7 @@ def test_symmetric_law():
 def test_symmetric_is_float64_unless_something_else_is_asked_for(dtype):
     gram = torch.tensor([[1.0, 2.0], [2.0, 3.0]], dtype=torch.float32)
     answer = privatize(gram, unit=1.0, noise=Gaussian(1e-9), source=NoiseSource(), symmetric=True, dtype=dtype)
-    assert answer.dtype == dtype or torch.float64
+    assert answer.dtype == (dtype or torch.float64)
     torch.testing.assert_close(answer.float(), gram)
 
 
