@@ -77,7 +77,7 @@ class GroupNormAct(nn.Module):
     """Group normalisation and the activation after it, as one operation; statistics are float32 under autocast too.
 
     With `activation_first` the activation comes before, so that what leaves has mean 0; with `inner_bias` as well, a
-    trained number per channel is added before that activation, as a convolution's bias would be, at no cost in time.
+    trained number per channel is added before that activation, as a convolution's bias would be, in the same kernel.
     """
 
     def __init__(
