@@ -21,6 +21,7 @@ from sfumato.algorithms.exact_mirror import ExactMirror
 from sfumato.algorithms.extended import Extended, shares
 from sfumato.algorithms.method import algorithm
 from sfumato.algorithms.mirror_descent import MirrorDescent
+from sfumato.algorithms.public_step import public_step
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.algorithms.weight_multiplicity import weight_multiplicity
 from sfumato.errors import InvalidArgument
@@ -41,8 +42,12 @@ ALGORITHMS: dict[str, Row] = {
     "dp_sgd": lambda **how: partial(dp_sgd, **how),
     "normalised": lambda clip=1.0, **how: partial(dp_sgd, clip=Clip(clip, stability=0.1), **how),
     "dope_sgd": lambda **how: partial(dope_sgd, public_batch=6, **how),
+    "dope_sgd, line search": lambda **how: partial(dope_sgd, public_batch=6, step_size=0.3, **how),
     "shrunk_origin": lambda **how: ShrunkOrigin(public_batch=6, method=partial(dp_sgd, **how)),
     "mirror_descent": lambda **how: MirrorDescent(decay_steps=3, public_batch=6, method=partial(dp_sgd, **how)),
+    "mirror_descent, line search": lambda **how: MirrorDescent(
+        decay_steps=3, public_batch=6, step_size=0.3, method=partial(dp_sgd, **how)
+    ),
     "ada_dps": lambda **how: AdaDPS(public_batch=6, method=partial(dp_sgd, **how)),
     "weight_multiplicity": lambda views=2, **how: partial(weight_multiplicity, views=views, public_batch=5, **how),
     "extended": lambda **how: Extended(private_batch=8, public_batch=4, method=partial(dp_sgd, **how)),
@@ -57,6 +62,7 @@ ALGORITHMS: dict[str, Row] = {
                 public_batch=4,
                 method=ShrunkOrigin(
                     public_batch=6,
+                    step_size=0.3,
                     method=partial(weight_multiplicity, views=views, public_batch=5, **how),
                 ),
             ),
@@ -480,7 +486,7 @@ def test_without_public_data_it_says_so(name: str) -> None:
     of = objective()
     way = algorithm(ALGORITHMS[name]())
     state = way.init(of.parameters())
-    if name == "mirror_descent":  # its first step has alpha 1, and needs none
+    if name.startswith("mirror_descent"):  # its first step has alpha 1, and needs none
         _, state = way.step(state, of.parameters(), None, exactly(of, rows(ROWS, 2)))
     with pytest.raises(InvalidArgument, match="public"):
         way.step(state, of.parameters(), None, exactly(of, rows(ROWS, 2)))
@@ -502,6 +508,9 @@ def test_an_algorithm_is_a_short_file() -> None:
         lambda: MirrorDescent(decay_steps=5, answer_clip=-1.0),
         lambda: walk(partial(dope_sgd, origin_clip=-1), objective(), lambda q: None),
         lambda: walk(ShrunkOrigin(origin_clip=-1), objective(), lambda q: None),
+        lambda: walk(partial(dope_sgd, step_size=0.0), objective(), lambda q: None),
+        lambda: walk(ShrunkOrigin(step_size=math.inf), objective(), lambda q: None),
+        lambda: walk(MirrorDescent(decay_steps=1, step_size=-1.0), objective(), lambda q: Gradient(q.params)),
         lambda: AdaDPS(damping=0.0),
         lambda: AdaDPS(memory=1.0),
         lambda: ShrunkOrigin(memory=-0.1),
@@ -666,3 +675,88 @@ def test_the_public_step_is_bounded_where_plain_descent_blows_up() -> None:
     assert after(lambda params: sharp.gradient(params)) > 100
     assert after(lambda params: dope_sgd(params, sharp, lambda q: still, clip=1.0, origin_clip=math.inf)) > 100
     assert after(lambda params: dope_sgd(params, sharp, lambda q: still, clip=1.0)) <= 2.0 + 1e-6
+
+
+# ------------------------------------------------------------------------------------------------ line search
+
+
+class Bowl(nn.Module):
+    """Its public loss is 0.5 * sum(curvature * w^2), plus `slope` * w, whatever the rows."""
+
+    def __init__(self, w: Tensor, curvature: Tensor, slope: float = 0.0) -> None:
+        super().__init__()
+        self.w, self.curvature, self.slope = nn.Parameter(w), curvature, slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        bowl: Tensor = (0.5 * self.curvature * self.w.square() + self.slope * self.w).sum()
+        return bowl.expand(len(x))
+
+
+def bowl(w: list[float], curvature: list[float], slope: float = 0.0) -> tuple[Objective, Public]:
+    module = Bowl(torch.tensor(w).double(), torch.tensor(curvature).double(), slope)
+    of = Objective(module, lambda m, x: m(x))
+    return of, Public(torch.zeros(4, 1), objective=of)
+
+
+@pytest.mark.parametrize("step_size", [0.05, 0.3, 50.0])
+@pytest.mark.parametrize("scale", [None, [1.0, 4.0]])
+@pytest.mark.parametrize("longest", [math.inf, 2.0])
+def test_a_public_step_ends_at_the_lowest_place_on_its_line(
+    step_size: float, scale: list[float] | None, longest: float
+) -> None:
+    """On a bowl the rule of the secant is exact: a step that would pass the lowest place ends there, others stay."""
+    (of, hint), (w, h) = bowl([1.0, -2.0], [3.0, 7.0]), (torch.tensor([1.0, -2.0]), torch.tensor([3.0, 7.0]))
+    s = torch.tensor(scale or [1.0, 1.0])
+    g = h * w * min(1.0, longest / float((s * h * w).norm()))
+    lowest = float((s * g) @ (h * w) / ((s * g) @ (h * s * g)))  # of the loss at w - t * s * g
+    made = None if scale is None else Gradient({"w": s.double()})
+    step = public_step(of.parameters(), hint, None, longest=longest, scale=made, step_size=step_size)
+    assert torch.allclose(step["w"].float() * step_size, g * min(step_size, lowest), rtol=1e-5)
+
+
+def test_a_public_step_that_ends_in_nonsense_is_not_taken() -> None:
+    class Edge(Bowl):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.w.sum().sqrt()  # NaN where w is negative
+
+    module = Edge(torch.tensor([1.0]).double(), torch.tensor([1.0]).double())
+    of = Objective(module, lambda m, x: m(x))
+    hint = Public(torch.zeros(4, 1), objective=of)
+    assert float(public_step(of.parameters(), hint, None, step_size=100.0)["w"]) == 0.0
+    assert float(public_step(of.parameters(), hint, None, step_size=0.1)["w"]) == 1.5
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        partial(dope_sgd, origin_clip=math.inf, step_size=0.5),
+        ShrunkOrigin(origin_clip=1e6, step_size=0.5),
+        MirrorDescent(decay_steps=1e-9, step_size=0.5),
+    ],
+    ids=["dope_sgd", "shrunk_origin", "mirror_descent"],
+)
+def test_a_line_search_goes_down_where_plain_steps_blow_up(method: Any) -> None:
+    """A narrow valley: the rate is 250 times too long for its walls."""
+    of, hint = bowl([1.0, 1.0], [1000.0, 1.0])
+    still, way = Gradient({"w": torch.zeros(2).double()}), algorithm(method)
+    params, state = of.parameters(), SURE if isinstance(method, ShrunkOrigin) else way.init(of.parameters())
+    losses = [float(hint.losses(params).mean())]
+    for _ in range(5):
+        update, after = way.step(state, params, hint, lambda q: still)
+        state = SURE if isinstance(method, ShrunkOrigin) else after
+        params = {"w": params["w"] - 0.5 * update["w"]}
+        losses.append(float(hint.losses(params).mean()))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.01 * losses[0]
+
+
+def test_the_line_search_looks_at_another_public_batch() -> None:
+    """The end of a step is not judged by the rows that chose the step."""
+    of = objective()
+    seen, twin, params = public(of), public(of), of.parameters()
+    step = public_step(params, seen, 3, step_size=20.0)
+    g = twin.gradient(params, 3)
+    end = twin.gradient({n: p - 20.0 * g[n] for n, p in params.items()}, 3)
+    first, last = float(g.dot(g)), float(end.dot(g))
+    assert last < 0
+    assert apart(step, g * (first / (first - last))) < 1e-12

@@ -120,6 +120,7 @@ def test_options_reach_their_method(sfumato: Sfumato, config: Path) -> None:
     trained(sfumato, config)
     ada, mirror, dope, multiplicity, bottom = (found for _, found in chain(run_of(config)))
     assert ada == {"damping": 3.0, "memory": 0.5, "public_batch": 20}
+    assert mirror.pop("step_size") is None
     assert mirror == {"decay_steps": float("inf"), "alpha_min": 0.5, "answer_clip": 2.5, "public_batch": 20}
     assert dope == {"clip": 1.0, "origin_clip": 0.7, "public_batch": 20}
     assert multiplicity == {"views": 3, "radius": 0.2, "public_batch": 11}
@@ -132,15 +133,31 @@ def test_every_option_is_of_some_method_and_every_other_refuses_it(config: Path)
     for key, users in USED_BY.items():
         for name in METHODS:
             needed = "decay_steps = 5\n" if name == "mirror-descent" and key != "decay_steps" else ""
-            value = 0.5 if "batch" not in key else 5
+            value = True if key == "line_search" else 5 if "batch" in key else 0.5
+            written = str(value).lower()
             config.write_text(
-                base.replace("momentum = 0.5", f'method = "{name}"') + f"\n[method]\n{needed}{key} = {value}\n"
+                base.replace("momentum = 0.5", f'method = "{name}"') + f"\n[method]\n{needed}{key} = {written}\n"
             )
             if name in users:
                 assert getattr(load_config(config).method, key) == value
             else:
                 with pytest.raises(ValueError, match=rf"\[method\] {key}=.* not used by method='{name}'"):
                     load_config(config)
+
+
+@pytest.mark.parametrize("named", ["dope-sgd", "shrunk-origin", "mirror-descent"])
+def test_a_line_search_knows_how_long_steps_are(sfumato: Sfumato, config: Path, named: str) -> None:
+    """In the long run, a learning rate of 4 with momentum 0.5 makes 8 of every gradient."""
+    edit(config, "momentum = 0.5", f'momentum = 0.5\nmethod = "{named}"')
+    edit(config, "steps = 12", "steps = 2")
+    add(config, "[method]\nline_search = true" + ("\ndecay_steps = 5" if "mirror" in named else ""))
+    plan = trained(sfumato, config, "--dry-run")["method"]
+    assert plan[named]["step_size"] == 8.0
+    trained(sfumato, config)
+    assert chain(run_of(config))[0][1]["step_size"] == 8.0
+    edit(config, "learning_rate = 4.0\nmomentum = 0.5", 'learning_rate = 4.0\noptimizer = "adamw"')
+    with pytest.raises(ValueError, match="line_search needs optimizer='sgd'"):
+        load_config(config)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.algorithms.method import Ask, Params, needed, scaled
+from sfumato.algorithms.method import Ask, Params, scaled
+from sfumato.algorithms.public_step import public_step
 from sfumato.algorithms.upon import Upon
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
@@ -19,15 +20,13 @@ from sfumato.public import Public
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorDescent(Upon):
-    """alpha_t * private + (1 - alpha_t) * public gradient, with alpha_t = max(alpha_min, cos(pi t / (2 decay_steps))).
-
-    `answer_clip` also shortens the noisy mean, as the paper does for images; it is post-processing.
-    """
+    """alpha_t * private + (1 - alpha_t) * public gradient, alpha_t = max(alpha_min, cos(pi t / (2 decay_steps)))."""
 
     decay_steps: float  # K, in steps; math.inf keeps alpha at 1
     alpha_min: float = 0.0
     public_batch: int | None = 640
-    answer_clip: float | None = None
+    answer_clip: float | None = None  # also shortens the noisy mean, as the paper does for images: post-processing
+    step_size: float | None = None  # as of `dope_sgd`: the public part of a step ends where its loss stops falling
 
     def __post_init__(self) -> None:
         if not self.decay_steps > 0:
@@ -46,13 +45,14 @@ class MirrorDescent(Upon):
         return {"t": 0, "below": super().init(params)}
 
     def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
-        alpha, below = self.alpha(state["t"]), state["below"]
-        parts = []
+        alpha, below, parts = self.alpha(state["t"]), state["below"], list[Gradient]()
         if alpha > 0:
             private, below = super().step(below, params, public, ask, **handed)
             parts.append(alpha * (private if self.answer_clip is None else private.clipped(self.answer_clip)))
         if alpha < 1:
-            parts.append((1 - alpha) * scaled(needed(public).gradient(params, self.public_batch), handed))
+            rate = None if self.step_size is None else (1 - alpha) * self.step_size
+            p = public_step(params, public, self.public_batch, step_size=rate, scale=handed.get("scale"))
+            parts.append((1 - alpha) * scaled(p, handed))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1], {"t": state["t"] + 1, "below": below}
 
     def answers(self, steps: int) -> int:

@@ -1,8 +1,7 @@
 """DOPE-SGD for public data of unknown worth: the origin is shrunk by a factor that earlier answers chose.
 
 <u, p> / |p|^2, the share of the public gradient p that a released u holds, settles where the residuals g_i - beta * p
-are shortest, even if most are clipped. beta is the share less two standard errors: worth must be shown, so that useless
-public data gets 0, and that is DP-SGD. Only released answers are looked at, so it costs nothing.
+are shortest, even if most are clipped. beta is the share less two standard errors: without shown worth it is 0, DP-SGD.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any
 
 import torch
 
-from sfumato.algorithms.dope_sgd import bounded_gradient
-from sfumato.algorithms.method import Ask, Params, needed, scaled
+from sfumato.algorithms.method import Ask, Params, scaled
+from sfumato.algorithms.public_step import public_step
 from sfumato.algorithms.upon import Upon
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Gradient
@@ -23,12 +22,13 @@ from sfumato.questions import GradientMean
 
 @dataclass(frozen=True, kw_only=True)
 class ShrunkOrigin(Upon):
-    """DOPE-SGD around beta * p, with beta in [0, 1] from the answers so far; `memory` is how long they count."""
+    """DOPE-SGD around beta * p, with beta in [0, 1] from the answers so far, which costs nothing."""
 
     origin_clip: float = 1.0  # the longest public step; usually the clip norm
     public_batch: int | None = 640
-    memory: float = 0.8
+    memory: float = 0.8  # how long answers count
     caution: float = 2.0  # standard errors
+    step_size: float | None = None  # as of `dope_sgd`
 
     def __post_init__(self) -> None:
         if not (0 <= self.memory < 1 and self.origin_clip > 0):
@@ -38,7 +38,7 @@ class ShrunkOrigin(Upon):
         return {"means": next(iter(params.values())).new_zeros(3, dtype=torch.float64), "below": super().init(params)}
 
     def step(self, state: Any, params: Params, public: Public | None, ask: Ask, **handed: Any) -> tuple[Gradient, Any]:
-        p = bounded_gradient(params, needed(public), self.public_batch, self.origin_clip, handed.get("scale"))
+        p = public_step(params, public, self.public_batch, self.origin_clip, self.step_size, scale=handed.get("scale"))
         seen: list[Gradient] = []  # of the door itself: below, public gradients may be mixed in
 
         def heard(question: GradientMean, **options: Any) -> Any:

@@ -236,6 +236,11 @@ def _check_method(config: Config) -> None:
 
 def _check_training(config: Config) -> None:
     training, warmup = config.training, config.warmup
+    if training.optimizer == "adamw" and config.method.line_search:
+        raise InvalidArgument(
+            "[method] line_search needs optimizer='sgd', whose steps have the length of the learning rate times the "
+            "gradient: leave it out."
+        )
     if training.optimizer == "adamw" and training.momentum:
         raise InvalidArgument("[training] momentum has no meaning for optimizer='adamw': leave it out.")
     if training.loss == "cross-entropy" and config.model.outputs < 2:

@@ -57,6 +57,9 @@ def layers(config: Config, clip: float | Clip, batch: tuple[float, int]) -> list
     training, method = config.training, config.method
     views = training.views or (16 if "weight-multiplicity" in training.methods else 1)
     shared = {"public_batch": method.public_batch}
+    # Of plain descent in the long run: what momentum makes of one gradient, all steps together.
+    rate = training.learning_rate / (1 - training.momentum) if method.line_search else None
+    stepping = {**shared, "step_size": rate}
     below = {"clip": clip, "views": views, "augment": augmentation(training)}
     found = [
         Layer("ada-dps", AdaDPS, only_given(damping=method.damping, memory=method.scale_memory, **shared)),
@@ -64,15 +67,15 @@ def layers(config: Config, clip: float | Clip, batch: tuple[float, int]) -> list
             "mirror-descent",
             MirrorDescent,
             only_given(
-                decay_steps=method.decay_steps, alpha_min=method.alpha_min, answer_clip=method.answer_clip, **shared
+                decay_steps=method.decay_steps, alpha_min=method.alpha_min, answer_clip=method.answer_clip, **stepping
             ),
         ),
         Layer("extended", Extended, {"private_batch": batch[0], "public_batch": batch[1]}),
-        Layer("dope-sgd", dope_sgd, only_given(clip=clip, origin_clip=method.origin_clip, **shared)),
+        Layer("dope-sgd", dope_sgd, only_given(clip=clip, origin_clip=method.origin_clip, **stepping)),
         Layer(
             "shrunk-origin",
             ShrunkOrigin,
-            only_given(origin_clip=method.origin_clip or as_clip(clip).norm, memory=method.origin_memory, **shared),
+            only_given(origin_clip=method.origin_clip or as_clip(clip).norm, memory=method.origin_memory, **stepping),
         ),
         Layer(
             "weight-multiplicity",

@@ -98,6 +98,7 @@ class MethodSection:
 
     origin_clip: float | None = None
     origin_memory: float | None = None
+    line_search: bool | None = None
     public_batch: int | None = None
     decay_steps: float | None = None
     alpha_min: float | None = None
@@ -152,6 +153,7 @@ METHODS = ("ada-dps", "mirror-descent", "dope-sgd", "shrunk-origin", "weight-mul
 USED_BY = {
     "origin_clip": ("dope-sgd", "shrunk-origin"),
     "origin_memory": ("shrunk-origin",),
+    "line_search": ("mirror-descent", "dope-sgd", "shrunk-origin"),
     "public_batch": ("ada-dps", "mirror-descent", "dope-sgd", "shrunk-origin"),
     "decay_steps": ("mirror-descent",),
     "alpha_min": ("mirror-descent",),

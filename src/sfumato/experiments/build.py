@@ -95,10 +95,17 @@ def _batches(settings: Settings) -> tuple[int, int]:
 
 
 def _on_top(name: str, training: Training, below: Any) -> Any:
+    rate = training.learning_rate / (1 - training.momentum)  # of plain descent, in the long run
     if name == "dope-sgd" and training.dope is not None:
         dope = training.dope
-        longest = dope.origin_clip if dope.bounded else math.inf
-        return partial(dope_sgd, clip=training.clip, origin_clip=longest, public_batch=dope.public_batch, method=below)
+        return partial(
+            dope_sgd,
+            clip=training.clip,
+            origin_clip=dope.origin_clip if dope.bounded else math.inf,
+            public_batch=dope.public_batch,
+            step_size=rate if dope.line_search else None,
+            method=below,
+        )
     if name == "weight-multiplicity" and training.multiplicity is not None:
         options = training.multiplicity
         return partial(
@@ -114,6 +121,7 @@ def _on_top(name: str, training: Training, below: Any) -> Any:
             alpha_min=training.mirror.alpha_min,
             public_batch=training.mirror.public_batch,
             answer_clip=training.mirror.answer_clip,
+            step_size=rate if training.mirror.line_search else None,
             method=below,
         )
     if name == "exact-mirror" and training.exact is not None:
@@ -127,6 +135,7 @@ def _on_top(name: str, training: Training, below: Any) -> Any:
             origin_clip=training.clip if shrunk.origin_clip is None else shrunk.origin_clip,
             public_batch=shrunk.public_batch,
             memory=shrunk.memory,
+            step_size=rate if shrunk.line_search else None,
             method=below,
         )
     return below

@@ -150,6 +150,7 @@ class Dope:
     origin_clip: float | None = None  # the papers' lambda; the clip norm by default
     bounded: bool = True  # False is the algorithm as printed
     public_batch: int = 640
+    line_search: bool = False  # no public step is longer than the public loss falls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,7 @@ class Mirror:
     alpha_min: float = 0.0
     public_batch: int = 640
     answer_clip: float | None = None
+    line_search: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +174,7 @@ class Shrunk:
     origin_clip: float | None = None
     public_batch: int = 640
     memory: float = 0.8
+    line_search: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
