@@ -97,16 +97,25 @@ def test_nothing_is_chosen_on_images_that_were_trained_on() -> None:
 
 @pytest.mark.parametrize(("epsilon", "epochs", "rate"), [(1, 15, 0.5), (2, 30, 0.5), (4, 30, 1.0), (6, 20, 2.0)])
 def test_warm_trainings_are_as_long_as_paper_002_says(epsilon: int, epochs: int, rate: float) -> None:
-    warm = [
-        cell.settings["paper"].training
-        for name in ("000-table2", "000-table3", "002-table9", "cifar10-public")
-        for cell in find_spec(name).cells
-        if not cell.settings["paper"].training.setting.startswith("cold") and "TrivialAugment" not in cell.row  # ours
-    ]
-    same = [t for t in warm if t.epsilon == epsilon]
-    assert same
-    assert {t.steps for t in same} == {math.ceil(epochs * 48_000 / 4096)}
-    assert {t.learning_rate for t in same} == {rate}
+    steps = math.ceil(epochs * 48_000 / 4096)
+
+    def warm(*names: str) -> dict[str, tuple[int, float]]:
+        return {
+            f"{name}, {cell.row}": (training.steps, training.learning_rate)
+            for name in names
+            for cell in find_spec(name).cells
+            if (training := cell.settings["paper"].training).epsilon == epsilon
+            and not training.setting.startswith("cold")
+        }
+
+    assert set(warm("000-table2", "000-table3", "002-table9").values()) == {(steps, rate)}
+    ours = warm("cifar10-public")
+    assert len(ours) >= 2
+    for row, (count, size) in ours.items():
+        if row.endswith("paper 002's length"):
+            assert (count, size) == (steps, rate)
+        else:  # fewer and larger steps, as far in all
+            assert count * size == (2 if row.endswith("twice as far") else 1) * steps * rate, row
 
 
 EVERY = [cell for name in spec_names() for cell in find_spec(name).cells]
@@ -184,11 +193,13 @@ def test_tables_share_trainings_and_nothing_else() -> None:
         return cells[0].settings["paper"].key()
 
     warm = paper("000-table2", "epsilon 2", "DP-SGD (warm)")
-    assert warm == paper("cifar10-public", "warm", "epsilon 2")
+    assert warm == paper("cifar10-public", "warm, paper 002's length", "epsilon 2")
     assert warm == paper("000-table1", "+ pretraining on the public data (warm)", "test accuracy")
-    assert warm != paper("cifar10-public", "warm", "epsilon 4")
-    mirror = paper("cifar10-public", "mirror descent", "epsilon 2")
-    assert mirror == paper("000-table3", "epsilon 2, mirror gradient descent", "original setting") != warm
+    assert warm != paper("cifar10-public", "warm", "epsilon 2")
+    lengths = {paper("cifar10-public", "warm", f"epsilon {epsilon}") for epsilon in (1, 2, 4, 6)}
+    assert len(lengths) == 4
+    mirror = paper("000-table3", "epsilon 2, mirror gradient descent", "original setting")
+    assert mirror not in {warm, paper("cifar10-public", "mirror descent", "epsilon 2")}
 
 
 def test_what_plays_no_part_is_no_part_of_the_settings(tmp_path: Path) -> None:
