@@ -6,7 +6,12 @@ Private data sits behind one door (`Private`); public code asks it bounded quest
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# Intel's library for matrices, which CPUs compute with, then rounds a row alike wherever it lies in memory. It looks
+# when it is used for the first time. Why that matters: docs/sharp_edges.md, rows on a kink.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
     from sfumato.gradients import Clip as Clip

@@ -534,8 +534,8 @@ def test_padding_adds_nothing(name: str, autocast: torch.dtype | None, monkeypat
     clip = clip_of("origin", params, 0.1)
     cut: list[tuple[int, int]] = []
 
-    def watched(start: int, count: int, size: int, *, fixed_sizes: bool) -> tuple[int, int]:
-        stop, padded = _next_part(start, count, size, fixed_sizes=fixed_sizes)
+    def watched(start: int, count: int, size: int, *, on_gpu: bool) -> tuple[int, int]:
+        stop, padded = _next_part(start, count, size, on_gpu=on_gpu)
         cut.append((stop - start, padded))
         return stop, padded
 
@@ -550,15 +550,18 @@ def test_padding_adds_nothing(name: str, autocast: torch.dtype | None, monkeypat
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 16, 100, 1024])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 31, 64, 1000, 1025])
 def test_parts_cover_every_unit_once(count: int, size: int) -> None:
-    start, least = 0, max(1, size // 8)
-    while start < count:
-        stop, padded = _next_part(start, count, size, fixed_sizes=True)
-        assert start < stop <= count
-        assert padded in {size, max(1, size // 2), max(1, size // 4), least}
-        assert stop - start == padded or (stop == count and (padded == least or stop - start >= 0.7 * padded))
-        start = stop
-    assert start == count
-    assert _next_part(0, count, size, fixed_sizes=False) == (min(size, count), min(size, count))
+    on_gpu = [max(1, size >> i) for i in range(4)]
+    on_cpu = [size, *(part for part in (512, 256, 128, 64, 50, 32) if part < size and size % part == 0)]
+    for sizes, filled in ((on_gpu, 0.75), (on_cpu, 0.875)):
+        start = 0
+        while start < count:
+            stop, padded = _next_part(start, count, size, on_gpu=sizes is on_gpu)
+            assert start < stop <= count
+            assert padded in sizes
+            full = stop - start == padded
+            assert full or (stop == count and (padded == min(sizes) or stop - start >= filled * padded))
+            start = stop
+        assert start == count
 
 
 # ------------------------------------------------------------------------------------------------ 6. undeclared halves
@@ -843,5 +846,5 @@ def test_an_lstm_that_lent_weights_is_in_the_state_it_was_in() -> None:
 def test_a_small_batch_is_one_part_whatever_its_size(drawn: int) -> None:
     """What a Poisson sample of 250 rarely exceeds is padded to: latency, not work, is what small parts cost a GPU."""
     size = memory._all_or_power_of_two(10_000, Poisson(size=50_000, batch_size=250).largest())
-    assert _next_part(0, drawn, size, fixed_sizes=True) == (drawn, size)
+    assert _next_part(0, drawn, size, on_gpu=True) == (drawn, size)
     assert memory._all_or_power_of_two(200, 298) == 128

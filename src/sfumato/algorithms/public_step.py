@@ -41,7 +41,8 @@ def public_step(
         return g
     step = under(scale, g)
     end = {name: p - step_size * step[name].to(p) for name, p in params.items()}
-    falls, falls_at_end = found.dot(step), public.gradient(end, batch).dot(step).nan_to_num(nan=-math.inf)
+    falls, falls_at_end = found.dot(step), public.gradient(end, batch).dot(step)
+    falls_at_end = torch.where(falls_at_end.isfinite(), falls_at_end, -math.inf)
     return g * torch.where(falls_at_end < 0, falls / (falls - falls_at_end), torch.ones_like(falls))
 
 

@@ -36,7 +36,8 @@ _Inputs = tuple[_Named, Any, Tensor | None, Tensor, list[_Named] | None, _Named 
 
 
 _AT_ONCE_ON_GPU = 512  # units whose products of 16-bit factors are added up in float32
-_FILLED = 0.75  # of a micro-batch that is padded, at least
+_FILLED_ON_GPU, _FILLED_ON_CPU = 0.75, 0.875  # of a micro-batch that is padded, at least
+_LEAST_ON_CPU = 32  # units; vector instructions leave nothing over of a multiple of that
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +141,10 @@ def clipped_sum(
     size = performance.micro_batch or probe.sizes.get(key)
     size = size or first_micro_batch(bytes_each, params, performance, largest)
     if not on_gpu:
-        size = min(size, at_once)
+        size = min(size, _power_of_two_from(largest), _power_of_two_from(at_once + 1) // 2)
     start = 0
     while start < count:
-        stop, padded = _next_part(start, count, size, fixed_sizes=on_gpu)
+        stop, padded = _next_part(start, count, size, on_gpu=on_gpu)
         unknown = device.type == "cuda" and performance.micro_batch is None and key not in probe.sizes
         gauge = Gauge(device) if unknown else None
         try:
@@ -163,24 +164,28 @@ def clipped_sum(
     return {name: total[name] for name in params}
 
 
+def _power_of_two_from(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
 def _like(gradient: Gradient | None, params: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     return None if gradient is None else {name: gradient[name].to(p) for name, p in params.items()}
 
 
-def _next_part(start: int, count: int, size: int, *, fixed_sizes: bool) -> tuple[int, int]:
+def _next_part(start: int, count: int, size: int, *, on_gpu: bool) -> tuple[int, int]:
     """Where the micro-batch that begins at `start` ends, and to how many units it is padded.
 
-    On a GPU there are four sizes only: the whole one, a half, a quarter and an eighth. The rest of a sample is padded
-    to one that it nearly fills, or cut. Libraries choose how to compute, and so to round, by the shape: with few shapes
-    a unit is computed alike whatever the sample's size. And memory is used again instead of being cut up.
+    There are few sizes only: on a GPU the whole one, a half, a quarter and an eighth, on a CPU halves down to 32. The
+    rest of a sample is padded to one that it nearly fills, or cut. Libraries choose how to compute, and so to round, by
+    the shape: one unit more must not change the shapes that others are computed in. And memory is used again.
     """
     left = count - start
-    if not fixed_sizes:
-        return min(start + size, count), min(size, left)
-    sizes = [max(1, size >> i) for i in range(4)]
+    halves = [max(1, size >> i) for i in range(4)] if on_gpu else [size >> i for i in range(size.bit_length())]
+    sizes = [part for part in halves if on_gpu or part == size or part >= _LEAST_ON_CPU]
+    filled = _FILLED_ON_GPU if on_gpu else _FILLED_ON_CPU
     if left < size:
         for part in sizes:
-            if part * _FILLED <= left < part:
+            if part * filled <= left < part:
                 return count, part
     for part in sizes:
         if part <= left:
@@ -189,11 +194,16 @@ def _next_part(start: int, count: int, size: int, *, fixed_sizes: bool) -> tuple
 
 
 def _rows(rows: slice, padding: int, value: Any) -> Any:
-    """Some rows, the last of them repeated `padding` times."""
+    """Some rows, the last of them repeated `padding` times; on a CPU at the beginning of a piece of memory.
+
+    How a kernel rounds may depend on where in it a tensor begins.
+    """
     if not isinstance(value, Tensor):
         return value
     part = value[rows]
-    return part if not padding else torch.cat([part, part[-1:].expand(padding, *part.shape[1:])])
+    if padding:
+        return torch.cat([part, part[-1:].expand(padding, *part.shape[1:])])
+    return part.clone() if rows.start and not part.is_cuda else part
 
 
 def _most_at_once(found: Trace, params: Mapping[str, Tensor], clip: Clip, *, in_float64: bool) -> int:

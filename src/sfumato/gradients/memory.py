@@ -6,7 +6,6 @@ memory says how many units fit into what is free.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -49,9 +48,9 @@ def first_micro_batch(unit: tuple[int, int], params: Mapping[str, Tensor], perfo
         return _all_or_power_of_two(int(_FIRST_SHARE * free_memory(device) / max(1, gradients + activations)), count)
     # A part costs some passes over the parameters, whatever its size: models with many get larger parts.
     room = performance.activation_bytes + 25 * sum(p.numel() * p.element_size() for p in params.values())
-    most = min(performance.instantiated_bytes // max(1, gradients), room // max(1, activations))
-    parts = math.ceil(count / max(1, most))
-    return math.ceil(count / parts)
+    most = max(1, min(performance.instantiated_bytes // max(1, gradients), room // max(1, activations)))
+    power = 1 << (count - 1).bit_length()  # which can be halved, and is a multiple of what vector instructions take
+    return min(power if 0.875 * power <= count else power // 2, 1 << most.bit_length() - 1)
 
 
 class Gauge:

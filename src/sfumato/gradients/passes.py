@@ -163,12 +163,14 @@ def per_unit(
     contributions, squared = collected.finish(count)
     norms = squared.sqrt()
     working = min((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).bits)
-    # Beyond that a product overflows before its factor can bring it back: such a unit counts as not finite.
-    finite = norms <= torch.finfo(working).max ** 0.75
+    # Squares overflow soon after that: such a unit counts as not finite. Until there its factor goes to zero little by
+    # little: norms are rounded, and a last bit must not decide between all and nothing.
+    largest = 0.25 * torch.finfo(working).max ** 0.5
+    finite = norms <= largest
     # Factors are rounded to the gradients' precision: a slack of 8 units in the last place absorbs that. They are so
     # from here on, since the origin is taken off as often as they add up to.
     slack = 1 + 8 * torch.finfo(working).eps
-    factors = torch.where(finite, clip.factors(norms * slack), 0.0)
+    factors = torch.where(finite, clip.factors(norms * slack) * (2 - 2 * norms / largest).clamp(0.0, 1.0), 0.0)
     factors = factors.to(working).double()
     factors = torch.where(torch.isfinite(factors), factors, 0.0)
     # Next to zero there are few digits to round to.
