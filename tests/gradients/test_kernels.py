@@ -550,18 +550,26 @@ def test_padding_adds_nothing(name: str, autocast: torch.dtype | None, monkeypat
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 16, 100, 1024])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 31, 64, 1000, 1025])
 def test_parts_cover_every_unit_once(count: int, size: int) -> None:
-    on_gpu = [max(1, size >> i) for i in range(4)]
-    on_cpu = [size, *(part for part in (512, 256, 128, 64, 50, 32) if part < size and size % part == 0)]
-    for sizes, filled in ((on_gpu, 0.75), (on_cpu, 0.875)):
-        start = 0
-        while start < count:
-            stop, padded = _next_part(start, count, size, on_gpu=sizes is on_gpu)
-            assert start < stop <= count
-            assert padded in sizes
-            full = stop - start == padded
-            assert full or (stop == count and (padded == min(sizes) or stop - start >= filled * padded))
-            start = stop
-        assert start == count
+    start, sizes = 0, [max(1, size >> i) for i in range(4)]
+    while start < count:
+        stop, padded = _next_part(start, count, size, on_gpu=True)
+        assert start < stop <= count
+        assert padded in sizes
+        assert stop - start == padded or (stop == count and (padded == sizes[-1] or stop - start >= 0.75 * padded))
+        start = stop
+    assert start == count
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 32, 100, 1024])
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 1000, 1025])
+def test_parts_on_a_cpu_are_whole_or_a_multiple_of_32(count: int, size: int) -> None:
+    start = 0
+    while start < count:
+        stop, padded = _next_part(start, count, size, on_gpu=False)
+        assert padded == size or (stop == count and padded % 32 == 0 and padded < size)
+        assert 0 <= padded - (stop - start) < 32
+        start = stop
+    assert start == count
 
 
 # ------------------------------------------------------------------------------------------------ 6. undeclared halves

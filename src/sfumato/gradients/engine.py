@@ -24,7 +24,7 @@ from sfumato.gradients.clip import Clip
 from sfumato.gradients.contributions import SMALL
 from sfumato.gradients.gradient import Gradient
 from sfumato.gradients.graphs import state_of
-from sfumato.gradients.memory import Gauge, first_micro_batch, unit_bytes
+from sfumato.gradients.memory import STEP, Gauge, first_micro_batch, unit_bytes
 from sfumato.gradients.modes import Trace
 from sfumato.gradients.passes import Augment, Performance, exact_products, per_unit, rows_of
 from sfumato.gradients.probe import Probe
@@ -36,8 +36,7 @@ _Inputs = tuple[_Named, Any, Tensor | None, Tensor, list[_Named] | None, _Named 
 
 
 _AT_ONCE_ON_GPU = 512  # units whose products of 16-bit factors are added up in float32
-_FILLED_ON_GPU, _FILLED_ON_CPU = 0.75, 0.875  # of a micro-batch that is padded, at least
-_LEAST_ON_CPU = 32  # units; vector instructions leave nothing over of a multiple of that
+_FILLED = 0.75  # of a micro-batch that is padded on a GPU, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +140,8 @@ def clipped_sum(
     size = performance.micro_batch or probe.sizes.get(key)
     size = size or first_micro_batch(bytes_each, params, performance, largest)
     if not on_gpu:
-        size = min(size, _power_of_two_from(largest), _power_of_two_from(at_once + 1) // 2)
+        size = min(size, largest if largest < STEP else -(-largest // STEP) * STEP)
+        size = min(size, at_once if at_once < STEP else at_once // STEP * STEP)
     start = 0
     while start < count:
         stop, padded = _next_part(start, count, size, on_gpu=on_gpu)
@@ -164,10 +164,6 @@ def clipped_sum(
     return {name: total[name] for name in params}
 
 
-def _power_of_two_from(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
 def _like(gradient: Gradient | None, params: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     return None if gradient is None else {name: gradient[name].to(p) for name, p in params.items()}
 
@@ -175,17 +171,17 @@ def _like(gradient: Gradient | None, params: Mapping[str, Tensor]) -> dict[str, 
 def _next_part(start: int, count: int, size: int, *, on_gpu: bool) -> tuple[int, int]:
     """Where the micro-batch that begins at `start` ends, and to how many units it is padded.
 
-    There are few sizes only: on a GPU the whole one, a half, a quarter and an eighth, on a CPU halves down to 32. The
+    There are few sizes only: on a GPU the whole one, a half, a quarter and an eighth, on a CPU multiples of 32. The
     rest of a sample is padded to one that it nearly fills, or cut. Libraries choose how to compute, and so to round, by
     the shape: one unit more must not change the shapes that others are computed in. And memory is used again.
     """
     left = count - start
-    halves = [max(1, size >> i) for i in range(4)] if on_gpu else [size >> i for i in range(size.bit_length())]
-    sizes = [part for part in halves if on_gpu or part == size or part >= _LEAST_ON_CPU]
-    filled = _FILLED_ON_GPU if on_gpu else _FILLED_ON_CPU
+    if not on_gpu:
+        return min(start + size, count), min(size, -(-left // STEP) * STEP)
+    sizes = [max(1, size >> i) for i in range(4)]
     if left < size:
         for part in sizes:
-            if part * filled <= left < part:
+            if part * _FILLED <= left < part:
                 return count, part
     for part in sizes:
         if part <= left:

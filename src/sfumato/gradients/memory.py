@@ -6,6 +6,7 @@ memory says how many units fit into what is free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -18,6 +19,7 @@ from sfumato.gradients.modes import Trace
 from sfumato.gradients.passes import Performance
 from sfumato.gradients.rules import convolution
 
+STEP = 32  # units by which micro-batches on a CPU differ: vector instructions leave nothing over
 _SHARE = 0.6  # of a GPU's free memory; some is lost between blocks, and cuDNN tries with more
 _FIRST_SHARE = 0.1  # what is foreseen may be a few times too little
 
@@ -49,8 +51,10 @@ def first_micro_batch(unit: tuple[int, int], params: Mapping[str, Tensor], perfo
     # A part costs some passes over the parameters, whatever its size: models with many get larger parts.
     room = performance.activation_bytes + 25 * sum(p.numel() * p.element_size() for p in params.values())
     most = max(1, min(performance.instantiated_bytes // max(1, gradients), room // max(1, activations)))
-    power = 1 << (count - 1).bit_length()  # which can be halved, and is a multiple of what vector instructions take
-    return min(power if 0.875 * power <= count else power // 2, 1 << most.bit_length() - 1)
+    size = math.ceil(count / math.ceil(count / most))
+    stepped = math.ceil(size / STEP) * STEP
+    # What fits is an estimate: a little more is better than half as much.
+    return size if size < STEP else stepped if stepped <= 1.25 * most else stepped - STEP
 
 
 class Gauge:
