@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -73,6 +76,15 @@ def moved(module: nn.Module, rows: Tensor, performance: Performance) -> float:
 def test_a_row_that_leaves_moves_nobody_elses_gradient(micro_batch: int | None) -> None:
     torch.manual_seed(1)
     assert moved(Scored(), crafted(), Performance(micro_batch=micro_batch)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("own", [None, "COMPATIBLE"])
+def test_the_library_for_matrices_is_asked_to_round_alike_unless_it_was_told_otherwise(own: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    environment |= {} if own is None else {"MKL_CBWR": own}
+    said = "import os, sfumato; print(os.environ['MKL_CBWR'])"
+    out = subprocess.run([sys.executable, "-c", said], env=environment, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == (own or "AUTO,STRICT")
 
 
 # ------------------------------------------------------------------------------------------------ every layer
