@@ -128,7 +128,7 @@ def test_what_rounds_by_place_is_seen(by: Callable[[Tensor, Tensor], Tensor]) ->
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", layers.TABLE)
 def test_rows_come_out_of_all_places_alike(name: str) -> None:
-    """In the sizes of micro-batches that samples are cut into, and of both sizes the same."""
+    """In sizes of micro-batches that samples are cut into, and the same in all of them."""
     objective, batch = layers.make(name, torch.float32)
     rows = jittered(tree_map(lambda t: torch.cat([t, t])[:MADE_UP] if isinstance(t, Tensor) else t, batch), 0)
     found = alike(objective, rows, (96, 64, 32))
@@ -138,8 +138,8 @@ def test_rows_come_out_of_all_places_alike(name: str) -> None:
 
 @pytest.mark.parametrize("micro_batch", [None, 20, 64])
 @pytest.mark.parametrize("count", [1, 31, 33, 64, 100])
-def test_one_row_more_changes_no_shape(count: int, micro_batch: int | None) -> None:
-    """Shapes are of declared sizes; only how many passes there are depends on how many rows were drawn."""
+def test_shapes_are_of_a_few_declared_sizes(count: int, micro_batch: int | None) -> None:
+    """How many rows were drawn decides how many passes there are, and which multiple of 32 the last one has."""
     sizes: set[int] = set()
 
     def seen(module: nn.Module, batch: Any) -> Tensor:

@@ -33,7 +33,7 @@ def dope_sgd(
 
     `origin_clip` is the papers' lambda, the longest public step: the clip norm by default; math.inf lets it be. With a
     `step_size`, the learning rate of plain descent, it also ends where the public loss stops falling; that takes one
-    more public gradient, and from a warm start it is needed.
+    more public gradient, and keeps large steps from undoing a warm start.
     """
     longest = as_clip(clip).norm if origin_clip is None else origin_clip
     g_s = public_step(params, public, public_batch, longest, step_size, scale=scale)  # lines 4-5 and equation (3)

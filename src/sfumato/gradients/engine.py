@@ -173,7 +173,7 @@ def _next_part(start: int, count: int, size: int, *, on_gpu: bool) -> tuple[int,
 
     There are few sizes only: on a GPU the whole one, a half, a quarter and an eighth, on a CPU multiples of 32. The
     rest of a sample is padded to one that it nearly fills, or cut. Libraries choose how to compute, and so to round, by
-    the shape: one unit more must not change the shapes that others are computed in. And memory is used again.
+    the shape: one unit more should change few of the shapes that others are computed in. And memory is used again.
     """
     left = count - start
     if not on_gpu:
