@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ask, distributed, engine, gpu, scaling, selection
+from benchmarks import ask, distributed, engine, gpt2_finetune, gpu, scaling, selection
 from benchmarks.gpu import Row, times
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +69,10 @@ def page() -> str:
             "`python -m benchmarks.ask --device cuda --batch 4096 --views 16 --store` adds a row.",
             "",
             *_cifar10(cifar),
+            "## GPT-2 on private text at epsilon 1",
+            "",
+            gpt2_finetune.markdown(_stored("gpt2_finetune")),
+            "",
             "## The private step beside the plain step, on a CPU",
             "",
             engine.markdown(_stored("engine")),

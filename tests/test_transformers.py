@@ -421,7 +421,10 @@ def test_the_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     out = tmp_path / "rows.json"
     options = ["--steps", "1", "--batch", "20", "--passes", "1", "--device", "cpu", "--out", str(out)]
     rows = gpt2_finetune.main(options)
-    assert json.loads(out.read_text()) == rows
+    stored = json.loads(out.read_text())
+    assert stored["rows"] == rows
+    assert stored["device"] == "cpu"
+    assert stored["scale"]["batch"] == 20
     kinds = [(r["method"], r["lora"], r["epsilon"]) for r in rows]
     names = [("public_only", 0.0), ("dp_sgd", 1.0), ("dope_sgd", 1.0)]
     assert kinds == [(name, lora, epsilon) for lora in (False, True) for name, epsilon in names]
@@ -431,6 +434,7 @@ def test_the_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert (r["ratio"] == 1) == (r["method"] == "public_only")
     assert len({r["perplexity"] for r in rows}) == 5  # the two of public text alone are one model
     assert gpt2_finetune.table(rows).count("\n") == 7
+    assert gpt2_finetune.markdown(stored).startswith(gpt2_finetune.table(rows))
 
 
 # ------------------------------------------------------------------------------------------------ example, page
