@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sfumato.data.samplers import Poisson
 from sfumato.errors import InvalidArgument
 from sfumato.experiments import page
 from sfumato.experiments.build import make_model
@@ -21,6 +22,9 @@ from sfumato.experiments.spec import Spec, find_spec, load_spec
 from sfumato.experiments.table import entries
 from sfumato.experiments.texts import _cut, _tiny, load_text
 from sfumato.experiments.warm import _key
+from sfumato.privacy import accounting
+from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
+from sfumato.questions import GradientMean
 from sfumato.run import Run
 from sfumato.text import word_loss
 
@@ -197,6 +201,21 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, before: str, after
     assert before in SMALL
     with pytest.raises(InvalidArgument, match=message):
         written(tmp_path, SMALL.replace(before, after))
+
+
+def test_another_batch_size_costs_what_its_column_says() -> None:
+    def epsilon(noise: float, batch: int, steps: int) -> float:
+        sampler = Poisson(size=46_813, batch_size=batch)
+        planned = Mechanism(question=GradientMean.kind(), noise=Gaussian(noise), sampler=sampler, times=steps)
+        return accounting.epsilon([planned], delta=1e-5, adjacency=Adjacency.ADD_REMOVE).epsilon
+
+    all_cells = [(c.column, c.settings["paper"].training) for c in find_spec("003-table1-wikitext").cells]
+    own = {(column.split(",")[0], t.noise, t.batch_size, t.steps) for column, t in all_cells if t.batch_size != 250}
+    assert len(own) == 2
+    for column, noise, batch, steps in own:
+        stated = epsilon(float(column.removeprefix("sigma ")), 250, 3745)
+        assert noise is not None
+        assert 0.995 * stated < epsilon(noise, batch, steps) <= stated
 
 
 def test_the_papers_numbers_and_sizes() -> None:
