@@ -56,6 +56,21 @@ def test_a_warning_that_one_row_causes_is_not_shown(shown: list[warnings.Warning
     assert len(shown) == before + 1
 
 
+@pytest.mark.parametrize("action", ["default", "module", "once"])
+def test_public_code_still_warns_of_what_a_private_row_warned_of_before(action: Any) -> None:
+    """Python shows such a warning once: silence afterwards would tell that one person's row was the first."""
+    for income in (1.0, 0.0):
+        incomes = torch.full((1000, 1), 2.0)
+        incomes[500] = income
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(action)
+            mean(door(incomes), logarithm)
+            assert not caught
+            logarithm(torch.zeros(2, 1))
+            logarithm(torch.zeros(2, 1))
+        assert [str(w.message) for w in caught] == ["divide by zero encountered in log"]
+
+
 def test_a_warning_that_counts_a_batch_is_not_shown(shown: list[warnings.WarningMessage]) -> None:
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(module(rows), torch.zeros(1), reduction="none").flatten()

@@ -6,10 +6,12 @@ map, are not known beforehand: they are seen when they are called.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -80,14 +82,26 @@ def _silence() -> Iterator[None]:
 
 
 class _Quiet:
-    """In the place of `warnings.showwarning`: shows nothing while the door is open."""
+    """In the place of `warnings.showwarning`: shows nothing while the door is open, and lets Python forget it."""
 
     def __init__(self, before: Callable[..., None]) -> None:
         self.before, self.open = before, True
 
-    def __call__(self, *args: Any, **options: Any) -> None:
-        if not self.open:
-            self.before(*args, **options)
+    def __call__(self, message: Any, category: Any, filename: Any, lineno: Any, *args: Any, **options: Any) -> None:
+        if self.open:
+            _forget(str(message), category, lineno, sys._getframe())
+        else:
+            self.before(message, category, filename, lineno, *args, **options)
+
+
+def _forget(text: str, category: type[Warning], lineno: int, frame: FrameType | None) -> None:
+    """Python notes what it has shown, in the module that warned, and is silent the next time: that would tell, too."""
+    warnings.onceregistry.pop((text, category), None)  # type: ignore[attr-defined]
+    while frame is not None:
+        noted = frame.f_globals.get("__warningregistry__", {})
+        for key in ((text, category, lineno), (text, category, 0), (text, category)):
+            noted.pop(key, None)
+        frame = frame.f_back
 
 
 @contextmanager
