@@ -356,6 +356,7 @@ WRONG_GRADIENTS: dict[str, tuple[Callable[[], Question], str]] = {
         "scale",
     ),
     "unbounded": (lambda: GradientSum(PARAMS, Clip(math.inf)), "clip norm=inf"),
+    "smaller than numbers are exact": (lambda: GradientSum(PARAMS, Clip(1e-160)), "clip norm=1e-160 is below"),
     "a number for a clip": (lambda: GradientSum(PARAMS, 1.5), r"give Clip\(1\.5\)"),  # type: ignore[arg-type]
     "no clip": (lambda: GradientSum(PARAMS, None), "clip=NoneType must be a Clip"),  # type: ignore[arg-type]
     "a clip of one's own": (lambda: GradientSum(PARAMS, Loose(1.0)), "clip=Loose must be a Clip itself"),

@@ -135,6 +135,10 @@ class GradientSum(Question):
         for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
             check_named(argument, tensors, expected)
         self.clip.check(self.params)
+        # Contributions next to zero, where numbers are few, would be rounded up beyond the clip norm.
+        least = max((torch.finfo(p.dtype).tiny for p in self.params.values()), default=0.0) ** 0.5
+        if self.clip.norm < least:
+            raise InvalidArgument(f"clip norm={self.clip.norm} is below {least:.0e}: the parameters need a larger one.")
         if (rows := sample.first_rows()) is not None:
             probe = Probe.of(sample.objective)
             probe.check(self.params, rows)

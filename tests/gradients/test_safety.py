@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -128,6 +129,28 @@ def test_without_the_inflation_contributions_get_through(monkeypatch: pytest.Mon
     for module in (contributions, factored):
         monkeypatch.setattr(module, "rounding", lambda *_, **__: 0.0)
     assert max(map(excess, CASES)) > 1e-6
+
+
+def up_and_down(length: int, top: float) -> Tensor:
+    """Its running sum climbs to `top` by steps that are each rounded up, and comes down by steps that are exact."""
+    step = np.float32(top / (length // 2))
+    steps, reached = [step], step
+    for _ in range(length // 2 - 1):
+        above = np.float32(reached + step)
+        steps.append(np.float32(float(above) - float(reached) - 0.49 * float(np.spacing(above))))
+        reached = np.float32(reached + steps[-1])
+    down = np.float32(2.0 ** np.round(np.log2(step)))
+    left = float(np.sum(np.array(steps, dtype=np.float64))) - 1.0
+    return torch.from_numpy(np.array([*steps, *[-down] * int(left / float(down))], dtype=np.float32))
+
+
+def test_adding_up_a_word_read_often_lets_nothing_through() -> None:
+    """What is released is the rounded sum over a unit's positions, which may be longer than the exact one."""
+    b = 4 * up_and_down(1024, 5.0)[None, :, None]
+    read = Outer(torch.zeros(b.shape[:2], dtype=torch.long), b, 2)
+    norms = read.prepare(Shift(None, None)).sqrt() * (1 + 8 * torch.finfo(torch.float32).eps)
+    addend = read.weighted_sum((1.0 / norms).float().double(), at_once=1)
+    assert float(addend.double().norm()) <= 1 + 1e-6
 
 
 def test_float64_needs_and_gets_almost_no_inflation() -> None:

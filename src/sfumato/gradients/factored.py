@@ -115,14 +115,16 @@ class Outer(Contribution):
         if self.by_kernel:
             from sfumato.kernels import outer
 
-            squared, a, ab = outer.squared_norms(self.wide, self.b)
-            # The sum's own rounding: the kernel adds a unit's R products up in float32, in one chain.
-            chain = (self.b.shape[1] + 16) * torch.finfo(torch.float32).eps
-            return Ghost((squared.sqrt() + chain * ab).square(), a, ab)
+            return self._as_summed(Ghost(*outer.squared_norms(self.wide, self.b)))
         longest, dtype = max(self.outputs, self.b.shape[2]), self.b.dtype
         gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).double() if self.one_hot else gram(self.a)
         error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
-        return Ghost(*factored_norms(gram_a, gram(self.b), error, least))
+        return self._as_summed(Ghost(*factored_norms(gram_a, gram(self.b), error, least)))
+
+    def _as_summed(self, ghost: Ghost) -> Ghost:
+        """With the sum's own rounding: a unit's R products are added up in working precision, perhaps in one chain."""
+        chain = (self.b.shape[1] + 16) * torch.finfo(summed_in(self.b.dtype)).eps
+        return Ghost((ghost.squared.sqrt() + chain * ghost.ab).square(), ghost.a, ghost.ab)
 
     def _scaled_single(self, scale: Tensor) -> Tensor:
         """(a^2)' s^2 (b^2), each factor brought to at most 1 first so that no square overflows or vanishes unseen."""
