@@ -17,6 +17,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WAIT = 60.0  # seconds after which the browser counts as hung; a slow machine starts it in ten
+_STORED = "JSON.stringify(Object.entries(localStorage).sort())"
 
 
 def find_chromium() -> str | None:
@@ -31,15 +32,16 @@ class Page:
         self._send = send
 
     def open(self, url: str) -> None:
-        self._send("Page.navigate", url=url)
-        self._loaded(url)
+        self._replaced(url, "Page.navigate", url=url)
 
     def reload(self) -> None:
-        self.run("window.old = true")
-        time.sleep(0.3)  # what a page has stored is there for the next one a moment later
-        self._send("Page.reload", ignoreCache=True)
-        self.wait("!window.old")
-        self._loaded(self.run("location.href"))
+        """Until the page sees what was stored before, which the browser may hear of after the new page has asked."""
+        stored, url = self.run(_STORED), self.run("location.href")
+        deadline = time.monotonic() + WAIT
+        self._replaced(url, "Page.reload", ignoreCache=True)
+        while self.run(_STORED) != stored:
+            assert time.monotonic() < deadline, f"what was stored is gone: {stored}"
+            self._replaced(url, "Page.reload", ignoreCache=True)
 
     def run(self, script: str) -> Any:
         """The value of an expression; an error in it is one here."""
@@ -80,8 +82,10 @@ class Page:
     def save_downloads_to(self, folder: Path) -> None:
         self._send("Browser.setDownloadBehavior", browser=True, behavior="allow", downloadPath=str(folder))
 
-    def _loaded(self, url: str) -> None:
-        self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
+    def _replaced(self, url: str, method: str, /, **params: Any) -> None:
+        self.run("window.old = true")  # else an old page of the same address would be taken for the new one
+        self._send(method, **params)
+        self.wait(f"!window.old && location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
 
 @contextlib.contextmanager
@@ -102,6 +106,8 @@ def browsing(profile: Path) -> Iterator[Page]:
         [
             *(chromium, "--headless", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run"),
             *("--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions", "--disable-background-networking"),
+            # On a busy machine a page that comes in a new frame may find its store empty, and write to it in vain.
+            "--disable-features=RenderDocument",
             *(["--no-sandbox"] if os.geteuid() == 0 else []),  # which does not run as root
             "about:blank",
         ],

@@ -20,7 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From low to high; what stands on one line does not import each other, except within one package.
 LAYERS: list[set[str]] = [
-    {"errors", "generators"},
+    {"errors", "generators", "patience"},
     {"kernels", "reading", "traces"},
     {"nn", "augment"},
     {"objective"},

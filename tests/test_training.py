@@ -312,6 +312,7 @@ def test_ctrl_c_finishes_the_step_and_keeps_it(bench: Bench) -> None:
         __name__ = "Recording"  # it does the same
 
         def step(self, state: Any, params: Any, public: Public, ask: Any) -> tuple[Any, Any]:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # only the command line takes care of that
             if state["count"] == 3:
                 os.kill(os.getpid(), signal.SIGINT)
             return super().step(state, params, public, ask)

@@ -1,13 +1,11 @@
-"""Where a training stands, and how it is interrupted between two steps."""
+"""Where a training stands between two steps."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,29 +93,3 @@ class Standing:
 
 
 _PLAIN = ("state", "step", "answers", "history", "seconds")
-
-
-class Patience:
-    """Holds a first Ctrl-C back until the step is whole; a second one comes through at once."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        # Only the main thread can; and where a program has its own handler, that is respected.
-        mine = threading.current_thread() is threading.main_thread()
-        self._held = mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def __enter__(self) -> Self:
-        if self._held:
-            signal.signal(signal.SIGINT, self._interrupt)
-        return self
-
-    def _interrupt(self, *_: object) -> None:
-        if self.ended:
-            raise KeyboardInterrupt
-        self.ended = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._held:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.ended and kind is None:
-            raise KeyboardInterrupt  # it came after the last step: the training is finished, the program still ends

@@ -30,6 +30,7 @@ from sfumato.diagnostics import Alignments, latest
 from sfumato.ensembles import Iterates, evaluating
 from sfumato.errors import InvalidArgument, LedgerError, SfumatoError
 from sfumato.objective import Objective, cross_entropy
+from sfumato.patience import Patience
 from sfumato.privacy import calibration
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.ledger_plan import Plan
@@ -40,7 +41,7 @@ from sfumato.public import Public
 from sfumato.questions import GradientMean
 from sfumato.run import Run
 from sfumato.setup import as_begun, check_begun, setup_of
-from sfumato.standing import Patience, Standing
+from sfumato.standing import Standing
 
 _BAR = 16  # letters: on 80 columns there is room for the steps, the time left and what counts most
 _GRADIENTS = GradientMean.kind()  # what the training asks; its plan may hold other questions for later

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from sfumato import Ledger, Run
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.cli import config as config_module
 from sfumato.cli import method
 from tests.cli.conftest import add, edit, files, write_csv
 
@@ -386,9 +387,9 @@ def test_control_c_keeps_the_last_step(
         preexec_fn=lambda: signal.signal(signal.SIGINT, control_c),  # ignored where tests run in the background
     )
     try:
-        for _ in range(600):
-            if (config.parent / "runs/a/checkpoint.pt").exists() or process.poll() is not None:
-                break
+        deadline = time.monotonic() + 120
+        while not (config.parent / "runs/a/checkpoint.pt").exists() and process.poll() is None:
+            assert time.monotonic() < deadline, "the first step takes too long"
             time.sleep(0.1)
         process.send_signal(sent)
         _, err = process.communicate(timeout=30)
@@ -398,6 +399,71 @@ def test_control_c_keeps_the_last_step(
     assert err.count("\n") == 1
     plan = trained(sfumato, config, "--dry-run")
     assert plan["continues"] is True
+
+
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["in front", "in the background"])
+def control_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a shell leaves of Ctrl-C."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Dropped:
+    """A signal where Python drops what its handler raises."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("control_c")
+def test_sigterm_in_a_destructor_ends_the_training_after_the_step(
+    sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    @wraps(dp_sgd)
+    def method_(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            Dropped()
+        return dp_sgd(*args, **kwargs)
+
+    monkeypatch.setattr(method, "dp_sgd", method_)
+    result = sfumato("train", config)
+    assert (result.status, len(calls), answers(config)) == (130, 6, 6)
+    monkeypatch.undo()
+    assert trained(sfumato, config)["steps_lost"] == 0
+
+
+@pytest.mark.usefixtures("control_c")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_sigterm_that_was_dropped_before_the_training_ends_it_after_a_step(
+    sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_config(path: Path) -> Any:
+        Dropped()
+        return loaded(path)
+
+    loaded = config_module.load_config
+    monkeypatch.setattr(config_module, "load_config", load_config)
+    assert sfumato("train", config).status == 130
+    assert answers(config) == 1
+    monkeypatch.undo()
+    assert trained(sfumato, config)["steps_lost"] == 0
+
+
+@pytest.mark.usefixtures("control_c")
+def test_a_second_sigterm_does_not_wait(sfumato: Sfumato, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @wraps(dp_sgd)
+    def hang(*_: Any, **__: Any) -> Any:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr(method, "dp_sgd", hang)
+    assert sfumato("train", config).status == 130
+    assert answers(config) == 0
 
 
 # ------------------------------------------------------------------------------------------------ a second training

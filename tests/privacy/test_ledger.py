@@ -30,6 +30,7 @@ from sfumato.privacy import accounting, ledger_plan
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.filters import RenyiFilter, SumFilter
 from sfumato.privacy.ledger import Account, Ledger
+from sfumato.privacy.ledger_store import Transaction
 from sfumato.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 
 ADD_REMOVE = Adjacency.ADD_REMOVE
@@ -552,6 +553,26 @@ def test_a_locked_ledger_gives_no_answer(where: Path | str) -> None:
     assert plan.taken == 1
     plan.take("sum")
     assert plan.taken == 2
+
+
+def test_an_interrupted_read_locks_nobody_out(where: Path | str) -> None:
+    """Nor the program itself, which writes how many answers a plan took while it still handles the interruption."""
+    open_account(where)
+    account = Ledger(where, timeout=0.1).account("clinic")
+    plan = account.plan([ask(1000.0, 100)])
+    plan.take("sum")
+
+    def interrupted(tx: Transaction) -> None:
+        twice = "SELECT name FROM sfumato_accounts UNION ALL SELECT name FROM sfumato_accounts"
+        rows = tx._connection.exec_driver_sql(twice)
+        rows.fetchone()
+        raise KeyboardInterrupt  # with a row left
+
+    try:
+        account._store.read(interrupted)
+    except KeyboardInterrupt:
+        plan.pause()
+    assert counted(account) == [1]
 
 
 def test_a_ledger_that_was_removed_or_replaced_gives_no_answer(account: Account, where: Path | str) -> None:

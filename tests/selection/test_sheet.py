@@ -310,8 +310,7 @@ def test_five_images_are_labelled_reloaded_and_read_back(
     folder = written(tmp_path / "sheet", len(images), images=images, names=(NASTY * 3)[: len(images)], title=NASTY[0])
     record = json.loads((folder / "chosen.json").read_text())
     browser.open((folder / "sheet.html").as_uri())
-    browser.wait("[...document.images].every((image) => image.complete)")
-    assert browser.run("[...document.images].every((image) => image.naturalWidth === 9)"), "the images are shown"
+    browser.wait("[...document.images].every((image) => image.complete && image.naturalWidth === 9)")  # they are shown
     assert said(browser) == f"0 labelled, {len(images)} left"
     given = {1: 0, 6: 1, 0: 2, 3: 3, 7: 5}
     for image, label in given.items():

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from typing import Any
+
+from sfumato.patience import Interruption
 
 CHARGED = "Interrupted; what was answered until now stays charged."
 RESUMABLE = "Interrupted; what was answered until now stays charged, and the same command goes on from there."
@@ -19,24 +21,24 @@ def kept(folder: Path, *, again: bool) -> str:
     return f"Interrupted; {folder} keeps what was done: {same} goes on from there."
 
 
+# What handles a signal where nobody has chosen otherwise. Scripts start what they put into the background with Ctrl-C
+# ignored, and it stays so.
+_USUAL: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, by which schedulers end a program, does what Ctrl-C does; unless somebody else takes care of it."""
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, _as_control_c)
+    """SIGTERM, by which schedulers end a program, does what Ctrl-C does; unless somebody else takes care of them."""
+    main = threading.current_thread() is threading.main_thread()
+    mine = [which for which, usual in _USUAL.items() if main and signal.getsignal(which) is usual]
+    interruption = Interruption()
+    for which in mine:
+        signal.signal(which, interruption)
     try:
         yield
     finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _as_control_c(_: int, frame: FrameType | None) -> None:
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # scripts start what they put into the background with Ctrl-C ignored
-        raise KeyboardInterrupt
-    handler(signal.SIGINT, frame)
+        for which in mine:
+            signal.signal(which, _USUAL[which])
 
 
 class Interrupted(Exception):

@@ -24,7 +24,7 @@ from sfumato.cli.synthesize_rows import ImageRows, Scale, TableRows, npz, read_r
 from sfumato.cli.synthesize_speed import images_in
 from sfumato.errors import InvalidArgument
 from sfumato.generators import own_generators
-from sfumato.standing import Patience
+from sfumato.patience import Patience
 from sfumato.synthesis import (
     AUGMENT_LABELS,
     Churn,

@@ -23,13 +23,13 @@ from sfumato.federated.public_users import PublicUsers
 from sfumato.federated.questions import UpdateMean, Users
 from sfumato.gradients import Gradient
 from sfumato.objective import Objective, cross_entropy
+from sfumato.patience import Patience
 from sfumato.privacy import calibration
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.ledger_plan import Plan
 from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.run import Run
-from sfumato.standing import Patience
 
 _UPDATES = UpdateMean.kind()
 

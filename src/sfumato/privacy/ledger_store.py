@@ -17,6 +17,7 @@ import random
 import sqlite3
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -106,11 +107,7 @@ class Store:
         deadline, pause, again = time.monotonic() + self._timeout, _RETRY_SECONDS[0], False
         while True:
             try:
-                with self._turn, self._backend.engine.connect() as connection:
-                    result = work(self._backend.begin(connection, who, write=write, again=again))
-                    connection.commit()
-                    self._met = True
-                    return result
+                return self._attempt(work, who, write=write, again=again)
             except _FAILURES as error:
                 late = time.monotonic() + pause > deadline
                 if not self._met or late or not self._backend.passing(error):
@@ -120,6 +117,20 @@ class Store:
             again = True
             time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once, when the server is back
             pause = min(2 * pause, _RETRY_SECONDS[1])
+
+    def _attempt(self, work: Callable[[Transaction], T], who: Spender, *, write: bool, again: bool) -> T:
+        try:
+            with self._turn, self._backend.engine.connect() as connection:
+                result = work(self._backend.begin(connection, who, write=write, again=again))
+                connection.commit()
+                self._met = True
+                return result
+        except BaseException as error:
+            # Ctrl-C in the middle of a read leaves a cursor among the variables of a frame. As long as the error is
+            # handled it would hold the lock of SQLite's file, and what is written meanwhile, as a plan's exact count,
+            # would wait for it in vain.
+            traceback.clear_frames(error.__traceback__)
+            raise
 
     def _open(self, make: bool) -> None:
         def version(tx: Transaction) -> str | None:
