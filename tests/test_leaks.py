@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,8 @@ from sfumato.gradients import Performance, clipped_sum
 from sfumato.nn import WSConv2d
 from sfumato.privacy.mechanisms import Gaussian, Mechanism
 from sfumato.privacy.noise import NotPrivateSeed
-from sfumato.questions import Sealed
+from sfumato.questions import Gram, Histogram, NoisyArgmin, Sealed
+from sfumato.selection.support import TopKHistogram
 
 
 def private(data: Any, objective: Objective | None = None, **options: Any) -> Private:
@@ -499,3 +501,92 @@ def test_tokens_of_one_row_are_not_clipped_as_another_rows() -> None:
     objective = Objective(Unpadded().double(), loss)
     with pytest.raises(UnsupportedModel, match="'head' is given rows that were chosen"):
         clipped_sum(objective, objective.parameters(), torch.randint(1, 50, (16, 64)), clip=Clip(0.1))
+
+
+# ------------------------------------------------------------------------------------------------ rounding by place
+
+
+def softplus(rows: Tensor) -> Tensor:
+    return F.softplus(rows[:, 0])
+
+
+def the_last_rounded_otherwise(rows: Tensor) -> Tensor:
+    """As vectorised functions do it: what does not fill a whole vector is computed by other instructions."""
+    whole = len(rows) - len(rows) % 32
+    return rows[:, 0] * torch.where(torch.arange(len(rows)) < whole, 1.0, 1 - 2.0**-20)
+
+
+def odd_rounded_otherwise(rows: Tensor) -> Tensor:
+    return rows[:, 0] * torch.where(torch.arange(len(rows)) % 2 == 0, 1.0, 1 - 2.0**-20)
+
+
+def in_numpy(rows: Tensor) -> Tensor:
+    """Out of the sight of torch."""
+    x = rows[:, 0].numpy()
+    return torch.from_numpy(np.where(np.arange(len(x)) % 2, x * np.float32(1 - 2.0**-20), x))
+
+
+def on_a_threshold(score: Any) -> tuple[Tensor, float]:
+    """A number whose score is rounded otherwise among others, and the larger one of its two scores."""
+    x = torch.linspace(0.5, 3, 4096)[:, None]
+    alone, among = torch.cat([score(v) for v in x.split(1)]), score(x)
+    differ = (alone != among).nonzero()
+    i = int(differ[0]) if len(differ) else 0
+    return x[i], float(torch.maximum(alone[i], among[i]))
+
+
+ROW_QUESTIONS: dict[str, Any] = {
+    "Histogram": lambda votes: Histogram(votes, 2),
+    "TopKHistogram": lambda votes: TopKHistogram(lambda r: torch.stack([votes(r), votes(r)], 1).double(), 2, 1000),
+    "NoisyMean": lambda votes: NoisyMean(lambda r: votes(r).double(), 1.0),
+    "Gram": lambda votes: Gram(lambda r: votes(r).double()[:, None], 1.0, 1),
+    "NoisyArgmin": lambda votes: NoisyArgmin(lambda r: torch.stack([votes(r), 1 - votes(r)], 1).double(), 2, 1.0),
+}
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1, 33])
+@pytest.mark.parametrize("score", [softplus, the_last_rounded_otherwise, odd_rounded_otherwise, in_numpy])
+@pytest.mark.parametrize("name", ROW_QUESTIONS)
+def test_a_row_more_changes_nobody_elses_vote(name: str, score: Any, micro_batch: int | None) -> None:
+    """A row on a threshold, again and again: votes are exactly as many as rows, or none at all, also next to 64."""
+    x, threshold = on_a_threshold(score)
+    question = ROW_QUESTIONS[name](lambda rows: (score(rows) >= threshold).long())
+
+    def exact(count: int) -> Tensor:
+        door = private(x.repeat(count)[:, None], performance=Performance(micro_batch=micro_batch))
+        return torch.as_tensor(question.exact(door._sample(np.arange(count), largest=200))).double()
+
+    found = {count: exact(count) for count in (1, 32, 63, 64, 65, 127, 128, 129, 501)}
+    for count, answer in found.items():
+        assert torch.allclose(answer, count * found[1], rtol=0.0, atol=1e-9), count
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_row_maps_pass_in_shapes_that_do_not_tell_how_many_rows_there_are(micro_batch: int | None) -> None:
+    shapes: list[int] = []
+
+    def watched(rows: Tensor) -> Tensor:
+        shapes.append(len(rows))
+        return rows[:, 0]
+
+    kinds = set()
+    for count in (1, 31, 64, 65, 190):
+        door = private(torch.rand(count, 4), performance=Performance(micro_batch=micro_batch))
+        shapes.clear()
+        NoisyMean(watched, 1.0).exact(door._sample(np.arange(count), largest=200))
+        kinds.add(frozenset(shapes))
+    assert kinds == {frozenset({256 if micro_batch is None else micro_batch})}
+
+
+@pytest.mark.parametrize("question", [NoisyMean(lambda r: r, 1.0, 2), Gram(lambda r: r, 1.0, 2)], ids=["mean", "gram"])
+def test_no_norm_falls_from_the_bound_to_nothing_by_its_last_bit(question: Any) -> None:
+    """Squares overflow from a norm of 1.3e154 on: rows fade out before that."""
+
+    def size(norm: float) -> float:
+        rows = torch.tensor([[0.6 * norm, 0.8 * norm]], dtype=torch.float64)
+        return float(torch.as_tensor(question.exact(private(rows)._sample(np.arange(1)))).norm())
+
+    found = [size(norm) for norm in [*np.linspace(1e153, 4e153, 121), *np.linspace(1.2e154, 1.5e154, 31)]]
+    assert found[0] == pytest.approx(1.0)
+    assert found[-1] == 0.0
+    assert max(abs(a - b) for a, b in pairwise(found)) < 0.05

@@ -232,7 +232,7 @@ def test_what_other_threads_compute_meanwhile_stays() -> None:
 
 def test_the_error_of_private_rows_hangs_on_to_nothing() -> None:
     def fails(rows: Tensor) -> Tensor:
-        if len(rows) > 64:
+        if float(rows.abs().max()) > 1e5:  # rows that maps are checked with are cut, and made-up ones are small
             raise ValueError(f"cannot parse {float(rows[0, 0])}")
         return rows
 

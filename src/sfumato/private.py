@@ -32,7 +32,7 @@ from sfumato.privacy.mechanisms import Adjacency, DiscreteGaussian, DiscreteLapl
 from sfumato.privacy.noise import NoiseSource, NotPrivateSeed, privatize
 from sfumato.privacy.statement import NOT_PRIVATE, Statement
 from sfumato.questions import Exact, Question, Sealed
-from sfumato.sampled import Sampled, group_by_user
+from sfumato.sampled import WHOLE, Sampled, group_by_user
 from sfumato.traces import no_traces, unquoted
 
 _PART_BYTES, _CACHE_BYTES = 256 << 20, 2 << 20  # of gathered rows at a time, for models and for all other questions
@@ -393,7 +393,8 @@ class Private:
     @cached_property
     def _rows_at_once(self) -> int:
         limit = max(1, (_CACHE_BYTES if self.objective is None else _PART_BYTES) // max(1, self._source.row_bytes))
-        return min(limit, self.performance.load_rows) if isinstance(self._source, DatasetSource) else limit
+        limit = min(limit, self.performance.load_rows) if isinstance(self._source, DatasetSource) else limit
+        return limit - limit % WHOLE if limit > WHOLE else limit
 
     def _rows_to_check_with(self) -> Batch | None:
         """Some rows from all over the data, since its first ones are often of one class; kept for later checks."""

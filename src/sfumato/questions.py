@@ -11,20 +11,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
+from sfumato.gradients.clip import shortened
 from sfumato.gradients.gradient import check_named
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import Probe
 from sfumato.gradients.probed_rows import probe_rows
-from sfumato.gradients.rowwise import check_augment, check_row_map
+from sfumato.gradients.row_by_row import RowByRow
+from sfumato.gradients.rowwise import check_augment, check_row_map, checked_values
+from sfumato.gradients.watched import apart
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.mechanisms import DiscreteLaplace, Gaussian, Noise
 
@@ -48,6 +50,10 @@ class Sample(Protocol):
 
     @property
     def largest(self) -> int | None: ...
+
+    @property
+    def at_once(self) -> int:
+        """How many rows a row map may be given in one pass: by declared numbers and the schema."""
 
     def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
         """The rows in parts that fit into memory; padded rows weigh 0. Only who never writes to them may borrow."""
@@ -191,37 +197,29 @@ class _OfRows(Question):
             check_row_map(self.row_map, rows)
 
     def _values(self, batch: Batch) -> Tensor:
-        """What the map gives, (rows,) or (rows, values). How wide it is instead is not said: rows may decide that."""
-        values = self.row_map(batch)
-        rows = len(tree_flatten(batch)[0][0])
-        if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != rows or values.is_complex():
-            raise InvalidArgument("row_map must return a tensor of real numbers with one row of values per row.")
-        width = 1 if values.ndim == 1 else values.shape[1]
-        if width != self._width:
-            raise InvalidArgument(f"row_map must return {self._width} value(s) per row, whatever the rows hold.")
-        return values.detach()
+        """What the map gives, (rows,) or (rows, values)."""
+        return checked_values(self.row_map(batch), batch, self._width)
 
     @property
     @abstractmethod
     def _width(self) -> int:
         """How many values the map gives per row."""
 
+    def _answers(self, sample: Sample) -> Iterator[tuple[Tensor, Units]]:
+        """What the map gives for the sampled rows, in parts: for each row by that row alone, to the last bit."""
+        asked, known = self, isinstance(self.row_map, RowByRow)
+        if isinstance(self.row_map, RowByRow) and sample.at_once == 1:
+            asked = replace(self, row_map=self.row_map.alone())
+        for batch, units in sample.parts():
+            yield (asked._values(batch) if known else apart(self, self._values, batch, sample.at_once)), units
+
     def _vectors(self, sample: Sample, bound: float) -> Iterator[Tensor]:
         """(units, records, width) float64, each row of norm <= bound times its weight; non-finite rows are zero."""
-        for batch, units in sample.parts():
-            values = self._values(batch).double()
-            values = values.reshape(len(values), -1)
-            norms = values.norm(dim=1, keepdim=True)
-            finite = torch.isfinite(norms)
-            values = torch.where(finite, values * (bound / (norms * (1 + 1e-15)).clamp_min(bound)), 0.0)
+        for answers, units in self._answers(sample):
+            values = shortened(answers.double().reshape(len(answers), -1), bound)
             if units.weights is not None:
                 values = values * units.weights.to(values).unsqueeze(1)
             yield values.reshape(-1, units.records, values.shape[1])
-
-
-def _bounded(rows: Tensor, bound: float) -> Tensor:
-    norms: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows * (bound / (norms * (1 + 1e-15)).clamp_min(bound))
 
 
 @dataclass(frozen=True, kw_only=False, eq=False)
@@ -245,7 +243,7 @@ class NoisyMean(_OfRows):
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(self.width, dtype=torch.float64)
         for vectors in self._vectors(sample, self.bound):
-            total = total + _bounded(vectors.sum(1), self.bound).sum(0).cpu()
+            total = total + shortened(vectors.sum(1), self.bound).sum(0).cpu()
         return total
 
     def release(self, noisy: Any, expected: float) -> Tensor:
@@ -321,8 +319,7 @@ class Histogram(_OfRows):
 
     def exact(self, sample: Sample) -> Exact:
         counts = torch.zeros(self.bins, dtype=torch.int64)
-        for batch, units in sample.parts():
-            values = self._values(batch)
+        for values, units in self._answers(sample):
             inside = (values >= 0) & (values < self.bins)
             if units.weights is not None:
                 inside &= (units.weights > 0).to(inside.device)
@@ -357,14 +354,13 @@ class NoisyArgmin(_OfRows):
 
     def exact(self, sample: Sample) -> Exact:
         total = torch.zeros(self.candidates, dtype=torch.float64)
-        for batch, units in sample.parts():
-            losses = self._values(batch).double()
-            losses = torch.nan_to_num(losses, nan=self.loss_bound, posinf=self.loss_bound, neginf=0.0)
+        for answers, units in self._answers(sample):
+            losses = torch.nan_to_num(answers.double(), nan=self.loss_bound, posinf=self.loss_bound, neginf=0.0)
             losses = losses.clamp(0.0, self.loss_bound)
             if units.weights is not None:
                 losses = losses * units.weights.to(losses).unsqueeze(1)
             per_unit = losses.reshape(-1, units.records, self.candidates).sum(1)
-            total = total + _bounded(per_unit, self.unit).sum(0).cpu()
+            total = total + shortened(per_unit, self.unit).sum(0).cpu()
         return total
 
     def release(self, noisy: Any, expected: float) -> int:

@@ -16,7 +16,10 @@ from sfumato.data.sources import DatasetSource, Source, ahead
 from sfumato.data.user_ids import user_ids
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Performance, Units
+from sfumato.gradients.watched import AT_ONCE
 from sfumato.objective import Batch, Objective
+
+WHOLE = 64  # rows that fill whole vectors of numbers, of whatever precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,15 @@ class Sampled:
     limit: int
     shown: Batch | None = None
     largest: int | None = None
+
+    @property
+    def at_once(self) -> int:
+        """Whole vectors, so that no number of a pass is a last one; and parts are cut into passes evenly."""
+        limit, micro_batch = self.limit, self.performance.micro_batch
+        wanted = limit if self.largest is None else min(limit, -(-self.largest // WHOLE) * WHOLE)
+        even = -(-wanted // -(-wanted // AT_ONCE))
+        size = min(micro_batch or limit, -(-even // WHOLE) * WHOLE, limit)
+        return size - size % WHOLE if size > WHOLE else size
 
     def parts(self, *, lend: bool = False) -> Iterator[tuple[Batch, Units]]:
         parts = [

@@ -45,6 +45,15 @@ def test_consecutive_rows_are_lent_to_who_asks_for_that_and_copied_for_all_other
         assert shared(indices, lend=True) == {False}
 
 
+def test_lent_rows_lie_one_behind_the_other_however_the_table_does():
+    """Sums over the columns of a table that lies in memory column by column are rounded by a row's place."""
+    table = np.random.default_rng(0).normal(size=(N, 4))
+    for laid_out in (table, np.asfortranarray(table), np.repeat(table, 2, 1)[:, ::2], np.repeat(table, 2, 0)[::2]):
+        lent = TensorSource(laid_out).gather(MANY, lend=True)
+        assert lent.is_contiguous()
+        assert torch.equal(lent, torch.from_numpy(table[MANY]))
+
+
 def test_a_file_mapped_for_reading_is_not_copied(tmp_path):
     np.save(tmp_path / "rows.npy", X.numpy())
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")

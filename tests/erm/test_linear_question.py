@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 from sfumato import Budget, NotPrivateSeed, Planned, Private
 from sfumato.erm.losses import Hinge, Huber, HuberisedHinge, Logistic, Loss, Square
 from sfumato.erm.questions import LinearGradientMean
+from sfumato.erm.rows import scores, unit_rows
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Units
 from tests.erm.sealed import Batch
@@ -130,6 +133,96 @@ def test_a_row_is_computed_the_same_in_every_batch() -> None:
     for i in range(0, 301, 37):
         alone = exact(LinearGradientMean(Hinge(), w, 1e9), X[i : i + 1], y[i : i + 1])
         assert torch.equal(alone, (slopes[i] * X[i]))
+
+
+def by_columns(X: Tensor) -> Tensor:
+    """The same table as pandas often has it in memory: column by column."""
+    return X.T.contiguous().T
+
+
+def every_second(X: Tensor) -> Tensor:
+    return X.repeat_interleave(2, 1)[:, ::2]
+
+
+def at_the_kink() -> tuple[Tensor, Tensor]:
+    """Weights, and a row of score 1 but for rounding, which sums by columns bring to both sides of it."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.rand(10, dtype=torch.float64, generator=g) - 0.5
+    for _ in range(3000):
+        row = torch.rand(10, dtype=torch.float64, generator=g) - 0.5
+        row = row / (row @ w)
+        few, many = ((by_columns(row.repeat(n, 1)) * w).sum(1) < 1 for n in (127, 128))
+        if abs(int(few.sum()) - int(many.sum())) > 1:
+            break
+    return w, row
+
+
+@pytest.mark.parametrize("laid_out", [torch.clone, by_columns, every_second])
+def test_a_row_more_moves_the_sum_by_one_row_however_the_table_lies_in_memory(laid_out: Callable[..., Tensor]) -> None:
+    w, row = at_the_kink()
+    question = LinearGradientMean(Hinge(), w, 1.0)
+
+    def total(count: int) -> Tensor:
+        X = laid_out(row.repeat(count, 1))
+        door = Private((X, torch.ones(count, dtype=torch.float64)), name="t", size=64, budget=Budget(1.0, 1e-3))
+        return torch.as_tensor(question.exact(door._sample(np.arange(count))))
+
+    sums = [total(count) for count in range(1, 140)]
+    assert max(float((b - a).norm()) for a, b in pairwise(sums)) <= 1 + 1e-9
+    assert torch.allclose(sums[-1], 139 * sums[0], rtol=1e-9)  # all of them or none
+
+
+@pytest.mark.parametrize("laid_out", [torch.clone, by_columns, every_second])
+@pytest.mark.parametrize("d", [1, 3, 10, 33, 100, 1000, 9000])
+def test_scores_and_lengths_are_a_rows_own(laid_out: Callable[..., Tensor], d: int) -> None:
+    X, _ = random_rows(150, d)
+    w = torch.linspace(-1, 1, d, dtype=torch.float64)
+    found = scores(X, w)
+    assert torch.allclose(found, X @ w, rtol=1e-10, atol=1e-10)
+    for start, stop in ((0, 1), (3, 10), (1, 150), (17, 145)):
+        assert torch.equal(scores(laid_out(X[start:stop]), w), found[start:stop])
+    units = unit_rows(X.numpy(), constant=False)
+    for start, stop in ((0, 1), (1, 150), (17, 145)):
+        part = unit_rows(laid_out(X[start:stop]).numpy(), constant=False)
+        assert part.is_contiguous()
+        assert torch.equal(part, units[start:stop])
+
+
+class Jumping(Logistic):
+    """A loss of one's own, whose slope jumps where a function does that is rounded by place."""
+
+    def slope(self, z: Tensor, y: Tensor) -> Tensor:
+        places = torch.arange(len(z)) % 2
+        return (z * (1 + places * 2.0**-40) > 1 + 2.0**-41).double()
+
+
+def test_the_slope_of_a_loss_of_ones_own_is_a_rows_own() -> None:
+    w, row = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    question = LinearGradientMean(Jumping(), w, 1.0)
+    sums = [float(exact(question, row.repeat(n, 1), torch.ones(n, dtype=torch.float64))) for n in range(1, 9)]
+    assert sums in ([0.0] * 8, [float(n) for n in range(1, 9)])
+
+
+def test_no_row_falls_from_the_clip_to_nothing_by_the_last_bit_of_a_norm() -> None:
+    """Squares overflow from a norm of 1.3e154 on, and a norm times a slope from 1.8e308 on."""
+    w = torch.zeros(2, dtype=torch.float64)
+
+    def size(norm: float, target: float, units: Units | None = None) -> float:
+        X = torch.tensor([[0.6 * norm, 0.8 * norm]], dtype=torch.float64)
+        y = torch.tensor([target], dtype=torch.float64)
+        return float(exact(LinearGradientMean(Square(), w, 1.0), X, y, units).norm())
+
+    long = [*np.linspace(1e153, 4e153, 121), *np.linspace(1.2e154, 1.5e154, 31)]
+    steep = [*np.linspace(0.5e153, 2e153, 121), *np.linspace(0.8e158, 0.95e158, 31)]
+    alone = Units(1, torch.ones(1, dtype=torch.float64))
+    for found in (
+        [size(norm, -0.5) for norm in long],
+        [size(norm, -0.5, alone) for norm in long],
+        [size(1e150, -target) for target in steep],
+    ):
+        assert found[0] == pytest.approx(1.0)
+        assert found[-1] == 0.0
+        assert max(abs(a - b) for a, b in pairwise(found)) < 0.05
 
 
 def test_shapes_and_constants_are_checked() -> None:

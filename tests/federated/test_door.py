@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sfumato import Budget, Clip, Gradient, NotPrivateSeed, Objective, Private, 
 from sfumato.errors import BudgetExceeded, InvalidArgument
 from sfumato.federated import Answers, Clients, LocalClients, PublicUsers, Request, UpdateMean, private_users
 from sfumato.federated.questions import Users
+from sfumato.federated.rounds import bounded_sum
 from sfumato.gradients import Performance
 from sfumato.sampled import Sampled, group_by_user
 from tests.federated.hostile import Misbehaving
@@ -187,6 +189,19 @@ def test_whatever_counts_is_bounded(attack: str) -> None:
     assert 0.5 * C < float(theirs.norm()) <= C * (1 + 1e-9)
     if attack.startswith("answers"):
         torch.testing.assert_close(theirs, alone(clients, bad, question), atol=1e-12, rtol=0)
+
+
+def test_no_update_falls_from_the_clip_norm_to_nothing_by_its_last_bit() -> None:
+    """How a norm is rounded may be up to other users; squares overflow from 1.3e154 on."""
+
+    def size(norm: float) -> float:
+        values = torch.tensor([[0.6 * norm, 0.8 * norm]], dtype=torch.float64)
+        return float(bounded_sum(values, Clip(C).factors)[0].norm())
+
+    found = [size(norm) for norm in [*np.linspace(1e153, 4e153, 121), *np.linspace(1.2e154, 1.5e154, 31)]]
+    assert found[0] == pytest.approx(C)
+    assert found[-1] == 0.0
+    assert max(abs(a - b) for a, b in pairwise(found)) < 0.05 * C
 
 
 def test_a_client_that_speaks_for_others_takes_their_place_and_no_more() -> None:

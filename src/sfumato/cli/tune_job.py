@@ -25,6 +25,7 @@ from sfumato.data.samplers import FullBatch
 from sfumato.data.tables import Role
 from sfumato.ensembles import evaluating
 from sfumato.errors import InvalidArgument
+from sfumato.gradients.row_by_row import RowByRow, safe_size
 from sfumato.objective import Objective
 from sfumato.privacy import calibration
 from sfumato.privacy.budget import Budget
@@ -34,7 +35,6 @@ from sfumato.private import Planned, Private
 from sfumato.public import Public
 from sfumato.questions import GradientMean, NoisyMean
 from sfumato.run import Run
-from sfumato.selection.released import row_by_row
 from sfumato.training import train
 from sfumato.tuning import Candidate, SearchCost, Trial, Tuned, race, rehearse, rehearsed, search_cost, tune
 
@@ -188,11 +188,17 @@ def _trial(
         return Trial(score=float(private.ask(NoisyMean(right, bound=1.0))), outcome=run)
 
 
-def hits(module: nn.Module, probes: Tensor) -> Callable[[Batch], Tensor]:
+def hits(module: nn.Module, probes: Tensor) -> RowByRow:
     """1 for every private row whose label is found, else 0: by that row alone, whatever others are in the batch."""
     device = next(module.parameters()).device
-    logits = row_by_row(module, probes.to(device), _AT_ONCE)
-    return lambda batch: (logits(batch).argmax(1) == batch[1].to(device)).double()[:, None]
+
+    @torch.no_grad()
+    def of_inputs(inputs: Tensor) -> Tensor:
+        found: Tensor = module(inputs.to(device))
+        return found
+
+    logits = RowByRow(lambda batch: of_inputs(batch[0]), safe_size(of_inputs, probes, _AT_ONCE))
+    return logits.then(lambda found, batch: (found.argmax(1) == batch[1].to(device)).double()[:, None])
 
 
 def _probes(job: Job) -> Tensor:

@@ -148,7 +148,8 @@ def _consecutive(indices: Indices) -> bool:
 
 
 def _slice(t: Tensor, *, start: int, stop: int) -> Tensor:
-    return t[start:stop]
+    # Of a table that lies in memory column by column, sums over columns would be rounded by a row's place.
+    return t[start:stop].contiguous()
 
 
 def _selected(t: Tensor, *, index: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ known without writing it out, and the clipped sum is X' c for one coefficient pe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,14 +13,19 @@ import torch
 from torch import Tensor
 
 from sfumato.erm.losses import Hinge, Huber, HuberisedHinge, Logistic, Loss, Square
+from sfumato.erm.rows import scores
 from sfumato.errors import InvalidArgument
+from sfumato.gradients.clip import fading
 from sfumato.gradients.rowwise import check_row_map
+from sfumato.gradients.watched import AT_ONCE, apart
 from sfumato.objective import Batch
 from sfumato.questions import Exact, Question, Sample
 
 _OURS = (Logistic, Hinge, HuberisedHinge, Square, Huber)
 # Squares below it vanish in float64; added to |x|, so that a tiny row times a huge slope is never taken for short.
 _TINY = 1e-150
+_LARGE = 1e150  # below it nothing overflows and nothing fades
+_SMALLER = 1e-150  # a length may be so much larger than a norm, whose squares must not overflow
 
 
 @dataclass(frozen=True, kw_only=False, eq=False)
@@ -59,9 +63,8 @@ class LinearGradientMean(Question):
         total: Tensor | None = None
         for batch, units in sample.parts(lend=is_ours(self.loss)):
             X, y = features_and_targets(batch)
-            # Not X @ w: a matrix product may round a row's score otherwise in another batch. Zero times a target that
-            # is not finite is NaN, also where the loss would bound its slope.
-            slope = self.loss.slope((X * self.w).sum(1), y).add(y, alpha=0)
+            # Zero times a target that is not finite is NaN, also where the loss would bound its slope.
+            slope = self._slopes(scores(X, self.w), y).add(y, alpha=0)
             if units.weights is None:
                 part = self._of_rows(X, slope)
             else:
@@ -69,10 +72,22 @@ class LinearGradientMean(Question):
             total = part if total is None else total + part
         return torch.zeros_like(self.w) if total is None else total
 
+    def _slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """Ours round a row by its place only where they do not jump; of others that is not known."""
+        if is_ours(self.loss):
+            return self.loss.slope(z, y)
+
+        def one_pass(rows: Batch) -> Tensor:
+            return self.loss.slope(*rows)
+
+        return apart(self, one_pass, (z, y), AT_ONCE)
+
     def _of_rows(self, X: Tensor, slope: Tensor) -> Tensor:
-        length, clip = torch.linalg.vector_norm(X, dim=1).add_(_TINY).mul_(slope.abs()), self._rounded_clip
-        if not math.isfinite(float(length.sum())):  # zero times NaN is NaN: such rows must not be read
-            usable = torch.isfinite(length)
+        norm, clip = torch.linalg.vector_norm(X, dim=1), self._rounded_clip
+        length = norm.add(_TINY).mul_(slope.abs())
+        if not float(norm.sum() + length.sum()) < _LARGE:  # zero times NaN is NaN: such rows must not be read
+            slope = slope * fading(norm) * fading(length * _SMALLER)
+            usable = torch.isfinite(length) & (slope != 0)
             slope, X, length = slope[usable], X[usable], length[usable]
         return torch.mv(X.T, slope * (clip / length.clamp_min_(clip)))
 
@@ -82,7 +97,7 @@ class LinearGradientMean(Question):
         reduced = torch.where(usable, gradients, 0.0).sum(1)
         length, clip = torch.linalg.vector_norm(reduced, dim=1), self._rounded_clip
         usable = torch.isfinite(length)
-        factor = torch.where(usable, clip / length.clamp_min(clip), 0.0)
+        factor = torch.where(usable, fading(length) * clip / length.clamp_min(clip), 0.0)
         return factor @ torch.where(usable[:, None], reduced, 0.0)
 
     @property

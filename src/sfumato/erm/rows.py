@@ -23,6 +23,8 @@ from sfumato.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
 
+_MOST_ROWS, _FEWEST_ROWS, _ENTRIES = 512, 64, 2**17  # of a block: more rows than threads, and no larger than a cache
+
 
 class Rows(NamedTuple):
     """Rows of norm at most 1, the constant column included, and their targets (-1 or 1 for classes)."""
@@ -101,16 +103,46 @@ def tensor(array: Array) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def scores(X: Tensor, w: Tensor) -> Tensor:
+    """<w, x> for every row x, by that row alone, however many there are and wherever and however it lies in memory.
+
+    A matrix product may round a row otherwise in another place, and so may sums: of columns, where a row's numbers do
+    not lie side by side, and of parts, where there are fewer rows than threads. Products are rounded one by one; they
+    are added up in blocks of one shape.
+    """
+    found, block = torch.empty(len(X), dtype=torch.float64), _block(X)
+    for start in range(0, len(X), len(block)):
+        part = X[start : start + len(block)]
+        torch.mul(part, w, out=block[: len(part)])
+        found[start : start + len(block)] = block.sum(1)[: len(part)]
+    return found
+
+
+def _lengths(X: Tensor) -> Tensor:
+    """The norm of every row, likewise by that row alone."""
+    found, block = torch.empty(len(X), dtype=torch.float64), _block(X)
+    for start in range(0, len(X), len(block)):
+        part = X[start : start + len(block)]
+        block[: len(part)] = part
+        found[start : start + len(block)] = torch.linalg.vector_norm(block, dim=1)[: len(part)]
+    return found
+
+
+def _block(X: Tensor) -> Tensor:
+    rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _ENTRIES // max(1, X.shape[1])))
+    return torch.zeros(rows, X.shape[1], dtype=torch.float64)
+
+
 def unit_rows(X: Array, *, constant: bool) -> Tensor:
     """Every row shortened to norm 1 where it is longer; with a constant, (x, 1) / sqrt(2), whose norm is at most 1.
 
     Row by row, hence free of charge. A row that is not finite becomes one of NaN.
     """
     rows = tensor(X)
-    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    norm = _lengths(rows)[:, None]  # which side of a kink a row lies on may hang on its last bit
     scale = 1 / (norm * (1 + X.shape[1] * 2.0**-52)).clamp_min(1.0)
     if not constant:
-        return torch.mul(rows, scale)
+        return torch.mul(rows, scale, out=torch.empty(rows.shape, dtype=torch.float64))  # row by row in memory
     out = torch.empty(len(rows), rows.shape[1] + 1, dtype=torch.float64)
     torch.mul(rows, scale * math.sqrt(0.5), out=out[:, :-1])
     out[:, -1] = math.sqrt(0.5)

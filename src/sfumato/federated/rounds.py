@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.federated.clients import Answers, Clients, Request
+from sfumato.gradients.clip import fading, largest_norm
 
 _AT_ONCE = 1 << 20  # entries that are held in float64: few enough to stay near the processor
 _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what float64 holds, and every device reads
@@ -92,13 +93,15 @@ def _rows(answers: Answers, kept: list[int], params: Mapping[str, Tensor]) -> It
 
 
 def bounded_sum(values: Tensor, factors: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum of rows, each times the factor for its norm, and which rows counted: those with a finite norm.
+    """The sum of rows, each times the factor for its norm, and which rows counted: those whose squares are finite.
 
-    Norms are rounded up, by more than a sum of so many squares can be rounded down.
+    Norms are rounded up, by more than a sum of so many squares can be rounded down. Before squares overflow a row
+    counts less and less: how a norm is rounded may be up to the rows around it.
     """
     norms = torch.linalg.vector_norm(values, dim=1)
-    valid = torch.isfinite(norms)
-    weights = torch.where(valid, factors(norms * (1 + (values.shape[1] + 16) * 2.0**-52)), 0.0)
+    valid = norms <= largest_norm(values.dtype)
+    rounded_up = norms * (1 + (values.shape[1] + 16) * 2.0**-52)
+    weights = torch.where(valid, factors(rounded_up) * fading(norms, values.dtype), 0.0)
     if values.is_cuda or not bool(valid.all()):  # a GPU is not waited for
         values = values.nan_to_num(0.0, 0.0, 0.0)  # zero times NaN would be NaN
     return weights @ values, valid

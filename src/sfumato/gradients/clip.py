@@ -23,6 +23,26 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors if not t.is_cuda)
 
 
+def largest_norm(dtype: torch.dtype) -> float:
+    """Beyond it nothing counts: squares overflow soon after."""
+    return 0.25 * math.sqrt(torch.finfo(dtype).max)
+
+
+def fading(norms: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """1, and from half of the largest norm on less and less, down to 0.
+
+    Norms are rounded, perhaps by a row's place: a last bit must not decide between all and nothing.
+    """
+    return (2 - 2 * norms / largest_norm(dtype)).clamp(0.0, 1.0)
+
+
+def shortened(rows: Tensor, bound: float) -> Tensor:
+    """(rows, values) of float64, each shortened to norm `bound` where it is longer; zeros where it is not finite."""
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    factors = fading(norms) * (bound / (norms * (1 + 1e-15)).clamp_min(bound))
+    return torch.where(torch.isfinite(norms), rows * factors, 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Clip:
     """g -> clip(scale * (g - origin), norm): the shifted, scaled gradient, shortened to `norm` where it is longer.

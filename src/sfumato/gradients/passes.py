@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from sfumato import kernels
 from sfumato.errors import InvalidArgument, UnsupportedModel
-from sfumato.gradients.clip import Clip
+from sfumato.gradients.clip import Clip, fading, largest_norm
 from sfumato.gradients.contributions import HALF, SMALL, Contribution, Dense, Shift, combined
 from sfumato.gradients.modes import TapMode, Trace, module_of
 from sfumato.gradients.rows import Bundle, Bundled, Order, Rows
@@ -27,12 +27,12 @@ Augment = Callable[[Batch], Batch]
 class Performance:
     """Knobs that change time and memory, and nothing else (`tests/gradients/test_knobs.py`).
 
-    `micro_batch`: units per pass, None to choose; on a GPU from the memory that is free. `ghost`: force or forbid norms
-    from factors. `only_fallback`: use vmap for every parameter, the slow twin of the rules. `kernels`: use Triton's
-    where they can run; without, PyTorch alone does the contractions. `cuda_graph`: record micro-batches and replay
-    them, None where Python is seen to hold the GPU up. `instantiated_bytes` and `activation_bytes`:
-    memory for per-unit gradients, and for what a pass keeps, on a CPU. `load_rows`: rows of a dataset loaded at a time,
-    while those before are computed with.
+    `micro_batch`: units per pass, and rows of a row map at most, None to choose; on a GPU from the memory that is free,
+    and 1 computes everybody alone. `ghost`: force or forbid norms from factors. `only_fallback`: use vmap for every
+    parameter, the slow twin of the rules. `kernels`: use Triton's where they can run; without, PyTorch alone does the
+    contractions. `cuda_graph`: record micro-batches and replay them, None where Python is seen to hold the GPU up.
+    `instantiated_bytes` and `activation_bytes`: memory for per-unit gradients, and for what a pass keeps, on a CPU.
+    `load_rows`: rows of a dataset loaded at a time, while those before are computed with.
     """
 
     micro_batch: int | None = None
@@ -163,14 +163,11 @@ def per_unit(
     contributions, squared = collected.finish(count)
     norms = squared.sqrt()
     working = min((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).bits)
-    # Squares overflow soon after that: such a unit counts as not finite. Until there its factor goes to zero little by
-    # little: norms are rounded, and a last bit must not decide between all and nothing.
-    largest = 0.25 * torch.finfo(working).max ** 0.5
-    finite = norms <= largest
+    finite = norms <= largest_norm(working)
     # Factors are rounded to the gradients' precision: a slack of 8 units in the last place absorbs that. They are so
     # from here on, since the origin is taken off as often as they add up to.
     slack = 1 + 8 * torch.finfo(working).eps
-    factors = torch.where(finite, clip.factors(norms * slack) * (2 - 2 * norms / largest).clamp(0.0, 1.0), 0.0)
+    factors = torch.where(finite, clip.factors(norms * slack) * fading(norms, working), 0.0)
     factors = factors.to(working).double()
     factors = torch.where(torch.isfinite(factors), factors, 0.0)
     # Next to zero there are few digits to round to.

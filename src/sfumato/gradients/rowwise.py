@@ -35,6 +35,16 @@ def check_row_map(row_map: Callable[[Batch], Tensor], rows: Batch) -> None:
             )
 
 
+def checked_values(values: Any, rows: Batch, width: int) -> Tensor:
+    """(rows,) or (rows, width), or it is refused. How wide it is instead is not said: rows may decide that."""
+    count = len(tree_flatten(rows)[0][0])
+    if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != count or values.is_complex():
+        raise InvalidArgument("row_map must return a tensor of real numbers with one row of values per row.")
+    if width != (1 if values.ndim == 1 else values.shape[1]):
+        raise InvalidArgument(f"row_map must return {width} value(s) per row, whatever the rows hold.")
+    return values.detach()
+
+
 def check_augment(augment: Augment, rows: Batch) -> None:
     """Raise if it mixes rows, as MixUp and CutMix do: a person would enter other people's gradients.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import InvalidArgument
+from sfumato.gradients.row_by_row import RowByRow, passes, safe_size
 from sfumato.objective import Batch
 from sfumato.public import Public
 
@@ -62,11 +63,17 @@ class Released:
         """A function of the views of public rows: it sees as many rows at a time as the model does."""
         return torch.cat([value(views) for views in self._passes(rows, self._batch_size)])[: len(_inputs(rows))]
 
-    def row_map(self, value: Callable[[Views], Tensor]) -> Callable[[Batch], Tensor]:
-        """A function of the views as a `row_by_row` map of private rows; `of` has to have seen a public pool before."""
+    def row_map(self, value: Callable[[Views], Tensor]) -> RowByRow:
+        """A function of the views as a map of private rows; `of` has to have seen a public pool before."""
         if self._probes is None:
             raise InvalidArgument("row_map needs public rows to try places with: call of(pool) first.")
-        return row_by_row(lambda inputs: value(self._pass(inputs)), self._probes, self._batch_size)
+        device = self._probes.device
+
+        @torch.no_grad()
+        def one_pass(rows: Batch) -> Tensor:
+            return value(self._pass(_inputs(rows).to(device)))
+
+        return RowByRow(one_pass, safe_size(one_pass, self._probes, self._batch_size))
 
     def of(self, pool: Public) -> Views:
         """The views of a public pool, computed once. Not finite ones are an error: the model has diverged."""
@@ -83,7 +90,7 @@ class Released:
 
     def _passes(self, rows: Batch, size: int) -> Iterator[Views]:
         inputs = _inputs(rows).to(next((p.device for p in self._module.parameters()), torch.device("cpu")))
-        yield from map(self._pass, _parts(inputs, size))
+        yield from map(self._pass, passes(inputs, size))
 
     def _pass(self, inputs: Tensor) -> Views:
         seen: list[Tensor] = []
@@ -103,39 +110,6 @@ class Released:
         return Views(seen[0].flatten(1), logits)
 
 
-def row_by_row(one_pass: Callable[[Tensor], Tensor], probes: Tensor, size: int) -> Callable[[Batch], Tensor]:
-    """What `one_pass` makes of inputs, as a map of *private* rows; `probes` are public rows, where the model is.
-
-    *Formal guarantee.* What it makes of a row depends on that row alone, to the last bit: else a newcomer, who moves
-    all rows behind, would move their votes, too. Kernels may round a row otherwise in another place of a pass, or of
-    memory. So public rows are put into every place of a pass first; unless each comes out of all of them alike, rows
-    pass one by one. Either way every pass has one shape, and memory of its own.
-    """
-    at_once = _safe_size(one_pass, probes, size)
-
-    @torch.no_grad()
-    def mapped(rows: Batch) -> Tensor:
-        inputs = _inputs(rows).to(probes.device)
-        return torch.cat([one_pass(part) for part in _parts(inputs, at_once)])[: len(inputs)]
-
-    return mapped
-
-
-@torch.no_grad()
-def _safe_size(one_pass: Callable[[Tensor], Tensor], probes: Tensor, size: int) -> int:
-    for row in probes:
-        everywhere = one_pass(row.expand(size, *row.shape).clone())
-        if not torch.equal(everywhere, everywhere[:1].expand_as(everywhere)):
-            return 1
-    return size
-
-
-def _parts(inputs: Tensor, size: int) -> Iterator[Tensor]:
-    for start in range(0, max(len(inputs), 1), size):
-        # A copy: kernels may also go by where in memory a row begins, which a slice leaves to chance.
-        yield _padded(inputs[start : start + size], size).clone(memory_format=torch.contiguous_format)
-
-
 def _layer(module: nn.Module, name: str | None) -> nn.Module:
     layers: dict[str, nn.Module] = dict(module.named_modules())
     if name is not None:
@@ -153,8 +127,3 @@ def _inputs(rows: Batch) -> Tensor:
     if not isinstance(first, Tensor):
         raise InvalidArgument("rows must be a tensor of inputs, or a tuple (inputs, ...), for a classifier to see.")
     return first
-
-
-def _padded(inputs: Tensor, size: int) -> Tensor:
-    missing = size - len(inputs)
-    return torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])]) if missing else inputs

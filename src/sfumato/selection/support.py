@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import InvalidArgument
+from sfumato.gradients.row_by_row import RowByRow
 from sfumato.objective import Batch
 from sfumato.privacy.mechanisms import DiscreteLaplace, Noise
 from sfumato.questions import Exact, Histogram, Question, Sample, _OfRows
@@ -60,8 +61,8 @@ class TopKHistogram(_OfRows):
 
     def exact(self, sample: Sample) -> Exact:
         scores, places = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.int64)]
-        for batch, units in sample.parts():
-            score, place = self._values(batch).double().unbind(1)
+        for answers, units in self._answers(sample):
+            score, place = answers.double().unbind(1)
             usable = torch.isfinite(score) & (place >= 0) & (place < self.bins)
             if units.weights is not None:
                 usable &= (units.weights > 0).to(usable.device)
@@ -92,6 +93,8 @@ class Threshold:
 
     def of(self, votes: Votes, k: int) -> Question:
         """The question, given who votes for what and the number of public rows."""
+        if isinstance(votes, RowByRow):
+            return Histogram(votes.then(lambda found, _: found[:, 1].long()), k)
         return Histogram(lambda rows: votes(rows)[:, 1].long(), k)
 
 
