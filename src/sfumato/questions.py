@@ -55,6 +55,9 @@ class Sample(Protocol):
     def first_rows(self) -> Batch | None:
         """A few rows to check shapes with; None if there are none."""
 
+    def no_rows(self) -> Batch | None:
+        """The types and shapes of rows, which are public, in a batch without any; None if they are not known."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Base(ABC):
@@ -131,14 +134,13 @@ class GradientSum(Question):
             raise InvalidArgument(f"offsets has {len(self.offsets)} entries but views={self.views}: give one per view.")
         if self.clip.origin is not None and sample.reduction == "sum":
             raise InvalidArgument("clip has an origin, the mean gradient, which needs reduction='mean', not 'sum'.")
-        expected = sample.objective.parameters()
         for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
-            check_named(argument, tensors, expected)
+            check_named(argument, tensors, sample.objective.parameters())
         self.clip.check(self.params)
-        if (rows := sample.first_rows()) is not None:
-            probe = Probe.of(sample.objective)
-            probe.check(self.params, rows)
-            if self.augment is not None:
+        rows = sample.first_rows()
+        if (known := sample.no_rows() if rows is None else rows) is not None:
+            (probe := Probe.of(sample.objective)).check(self.params, known)
+            if rows is not None and self.augment is not None:
                 probe.once(self.augment, rows, check_augment)
 
     def exact(self, sample: Sample) -> Exact:
