@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sfumato import Budget, Clip, GradientMean, GradientSum, Objective, Planned, Private, cross_entropy
 from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.gradients import clipped_sum
-from sfumato.gradients.made_up import made_up_rows
+from sfumato.gradients.made_up import TriedOnCpu, made_up_rows
 from sfumato.gradients.probe import Probe
 from sfumato.gradients.probed_rows import spread_over
 from sfumato.objective import Loss
@@ -255,3 +255,27 @@ def test_made_up_integers_differ_from_row_to_row() -> None:
     assert len(torch.unique(tokens, dim=0)) == 5
     assert tokens.dtype == torch.int32
     assert not any(bool(t.any()) for t in last[1:])
+
+
+def test_what_a_gpu_has_no_place_for_is_found_on_a_copy_of_the_model() -> None:
+    """Which is the same model, weights that share memory included, and leaves the model as it was."""
+    torch.manual_seed(0)
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.lstm, self.head = nn.Embedding(3, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 3)
+            self.head.weight = nn.Parameter(self.table.weight.detach())
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.lstm(self.table(tokens))[0][:, -1])
+
+    objective = Objective(Read(), cross_entropy)
+    params, rows = objective.parameters(), (torch.randint(0, 3, (6, 5)), torch.arange(6) % 3)
+    tried = TriedOnCpu(objective, params)
+    assert not tried.fails(rows)
+    moved = tried.moved()
+    assert torch.equal(moved.losses(params, rows), objective.losses(params, rows))
+    assert not any(p is q for p in moved.module.parameters() for q in objective.module.parameters())
+    with pytest.raises(IndexError):
+        moved.losses(params, (rows[0] + 1, rows[1]))

@@ -76,12 +76,13 @@ class TriedOnCpu:
         if all(p.is_cpu for p in self._params.values()) or not any(bool(t.any()) for t in whole):
             return False
         try:
-            self._on_cpu().losses({name: p.cpu() for name, p in self._params.items()}, tree_map(_on_cpu, rows))
+            self.moved().losses({name: p.cpu() for name, p in self._params.items()}, tree_map(_on_cpu, rows))
         except Exception:
             return True
         return False
 
-    def _on_cpu(self) -> Objective:
+    def moved(self) -> Objective:
+        """Its tensors are copied one by one, so that a GPU holds none of them twice."""
         if self._moved is None:
             module = self._objective.module
             moved: dict[int, Any] = {id(b): b.detach().cpu() for b in module.buffers()}
