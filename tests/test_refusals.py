@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato import Budget, Clip, GradientMean, GradientSum, Objective, Planned, Private, cross_entropy
-from sfumato.errors import SfumatoError, UnsupportedModel
+from sfumato import Budget, Clip, GradientMean, GradientSum, NoisyMean, Objective, Planned, Private, cross_entropy
+from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
 from sfumato.gradients import clipped_sum
 from sfumato.gradients.made_up import TriedOnCpu, made_up_rows
 from sfumato.gradients.probe import Probe
@@ -183,6 +183,27 @@ def test_whether_there_is_anybody_is_not_told_by_a_refusal(name: str) -> None:
         torch.manual_seed(0)
         answers.append(said((torch.rand(rows, 2), torch.zeros(rows).long()), make(), loss))
     assert answers[0] == answers[1] == answers[2] != "answered"
+
+
+ROW_MAPS: dict[str, Callable[[Any], Tensor]] = {
+    "centred": lambda rows: rows - rows.mean(0),
+    "too wide": lambda rows: torch.cat([rows, rows], 1),
+}
+
+
+@pytest.mark.parametrize("name", ROW_MAPS)
+def test_nor_by_that_of_a_row_map_or_an_augmentation(name: str) -> None:
+    answers = []
+    for rows in (0, 1, 30):
+        objective = Objective(nn.Linear(2, 2), cross_entropy)
+        private = door((torch.rand(rows, 2), torch.zeros(rows).long()), objective)
+        asked = NoisyMean(lambda b: ROW_MAPS[name](b[0]), bound=1.0, width=2)
+        mixed = GradientSum(objective.parameters(), Clip(1.0), augment=lambda b: (ROW_MAPS["centred"](b[0]), b[1]))
+        for question in (asked, mixed):
+            with pytest.raises(InvalidArgument, match=r"row_map|augment") as refusal:
+                private.ask(question, noise=5.0, sampler=private.poisson(10))
+            answers.append(str(refusal.value))
+    assert len(set(answers)) == 2
 
 
 class Pickled(nn.Module):

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -23,8 +24,7 @@ from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
 from sfumato.gradients.gradient import check_named
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import Probe
-from sfumato.gradients.probed_rows import probe_rows
-from sfumato.gradients.rowwise import check_augment, check_row_map
+from sfumato.gradients.rowwise import check_augment, check_on, check_row_map
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.mechanisms import DiscreteLaplace, Gaussian, Noise
 
@@ -137,11 +137,11 @@ class GradientSum(Question):
         for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
             check_named(argument, tensors, sample.objective.parameters())
         self.clip.check(self.params)
-        rows = sample.first_rows()
-        if (known := sample.no_rows() if rows is None else rows) is not None:
-            (probe := Probe.of(sample.objective)).check(self.params, known)
-            if rows is not None and self.augment is not None:
-                probe.once(self.augment, rows, check_augment)
+        rows, none, probe = sample.first_rows(), sample.no_rows(), Probe.of(sample.objective)
+        if (known := none if rows is None else rows) is not None:
+            probe.check(self.params, known)
+        if self.augment is not None:
+            check_on(rows, none, partial(probe.once, self.augment, check=check_augment))
 
     def exact(self, sample: Sample) -> Exact:
         assert sample.objective is not None
@@ -184,9 +184,7 @@ class _OfRows(Question):
     row_map: RowMap
 
     def check(self, sample: Sample) -> None:
-        if (rows := sample.first_rows()) is not None:
-            self._values(probe_rows(rows, 2, 0))
-            check_row_map(self.row_map, rows)
+        check_on(sample.first_rows(), sample.no_rows(), partial(check_row_map, self._values))
 
     def _values(self, batch: Batch) -> Tensor:
         """What the map gives, (rows,) or (rows, values). How wide it is instead is not said: rows may decide that."""
