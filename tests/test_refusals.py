@@ -300,3 +300,87 @@ def test_what_a_gpu_has_no_place_for_is_found_on_a_copy_of_the_model() -> None:
     assert not any(p is q for p in moved.module.parameters() for q in objective.module.parameters())
     with pytest.raises(IndexError):
         moved.losses(params, (rows[0] + 1, rows[1]))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 20])
+def test_a_model_that_cuts_rows_to_the_longest_is_answered_again_and_again(rows: int) -> None:
+    """Also when made-up rows are looked at again: they are padded as words are, at the end."""
+    torch.manual_seed(0)
+    tokens = torch.randint(1, 9, (rows, 7))
+    tokens[torch.arange(7) >= torch.randint(1, 8, (rows, 1))] = 0
+    objective = Objective(Words(), lambda module, batch: module(batch))
+    private = door(tokens, objective)
+    for _ in range(5):
+        question = GradientSum(objective.parameters(), Clip(1.0))
+        assert private.ask(question, noise=50.0, sampler=private.poisson(10)) is not None
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 8, padding_idx=0)
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, there = self.table(tokens), tokens != 0
+        x = self.attention(x, x, x, key_padding_mask=~there, need_weights=False)[0]
+        return self.head((x * there[..., None]).sum(1) / there.sum(1, keepdim=True))
+
+
+class OfLength(nn.Module):
+    """The state after as many words as a row says that it has: never none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, length = batch
+        return self.head(self.lstm(x)[0][torch.arange(len(x)), length - 1])
+
+
+def ignoring(module: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="none", ignore_index=-100)
+
+
+SOUND: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[int], Any]]] = {
+    "attention under a mask": (
+        Attentive,
+        cross_entropy,
+        lambda n: (torch.randint(1, 30, (n, 7)) * (torch.arange(7) < torch.randint(1, 8, (n, 1))), torch.arange(n) % 2),
+    ),
+    "lengths": (
+        OfLength,
+        cross_entropy,
+        lambda n: ((torch.randn(n, 5, 4), torch.randint(1, 6, (n,))), torch.arange(n) % 2),
+    ),
+    "labels that are ignored": (
+        lambda: nn.Linear(4, 3),
+        ignoring,
+        lambda n: (torch.randn(n, 4), torch.where(torch.arange(n) % 2 > 0, torch.arange(n) % 3, -100)),
+    ),
+    "codes of two columns": (
+        lambda: nn.Linear(5, 2),
+        lambda m, b: F.cross_entropy(
+            m(torch.cat([F.one_hot(b[0][:, 0], 3), F.one_hot(b[0][:, 1], 2)], 1).float()), b[1], reduction="none"
+        ),
+        lambda n: (torch.randint(0, 2, (n, 2)), torch.arange(n) % 2),
+    ),
+    "dropout and yes or no": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 1)),
+        lambda m, b: F.binary_cross_entropy_with_logits(m(b[0])[:, 0], b[1].float(), reduction="none"),
+        lambda n: (torch.randn(n, 4), torch.rand(n) > 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 30])
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_model_is_answered_whoever_is_there(name: str, rows: int) -> None:
+    make, loss, data = SOUND[name]
+    torch.manual_seed(0)
+    objective = Objective(make(), loss)
+    private = door(data(rows), objective)
+    for _ in range(5):  # made-up rows are looked at again at the fourth
+        question = GradientSum(objective.parameters(), Clip(1.0))
+        assert private.ask(question, noise=50.0, sampler=private.poisson(10)) is not None

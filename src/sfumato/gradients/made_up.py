@@ -46,7 +46,20 @@ class _Maker:
             return (0.25 + 0.5 * torch.rand(shape, generator=self._generator)).to(like)
         if math.prod(shape[1:]) == 1:
             return self._labels().view(shape).to(like)
-        return torch.randint(self._low, self._high, shape, generator=self._generator).to(like)
+        return self._words(math.prod(shape[1:])).view(shape).to(like)
+
+    def _words(self, length: int) -> Tensor:
+        """Many integers per row, such as tokens or a mask: one row is full, others end in zeros, as if padded.
+
+        Zeros between others would be cut off by a model that cuts its rows to the longest.
+        """
+        least, above = max(self._low, 1), max(self._high, 2)
+        words = torch.randint(least, above, (self._count, length), generator=self._generator)
+        padding = (1 + torch.arange(self._count) * (length // 2) // self._count).clamp_max(length - 1)
+        padding[1] = 0
+        if self._low == 0:
+            words[torch.arange(length) >= length - padding[:, None]] = 0
+        return words if self._high > 1 else torch.zeros_like(words)
 
     def _labels(self) -> Tensor:
         """One integer per row, the small ones in the first half, or of every second tensor in the other one.
