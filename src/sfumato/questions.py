@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -23,9 +24,8 @@ from sfumato.gradients.clip import shortened
 from sfumato.gradients.gradient import check_named
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probe import Probe
-from sfumato.gradients.probed_rows import probe_rows
 from sfumato.gradients.row_by_row import RowByRow
-from sfumato.gradients.rowwise import check_augment, check_row_map, checked_values
+from sfumato.gradients.rowwise import check_augment, check_on, check_row_map, checked_values
 from sfumato.gradients.watched import apart
 from sfumato.objective import Batch, Objective
 from sfumato.privacy.mechanisms import DiscreteLaplace, Gaussian, Noise
@@ -60,6 +60,9 @@ class Sample(Protocol):
 
     def first_rows(self) -> Batch | None:
         """A few rows to check shapes with; None if there are none."""
+
+    def no_rows(self) -> Batch | None:
+        """The types and shapes of rows, which are public, in a batch without any; None if they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,19 +140,18 @@ class GradientSum(Question):
             raise InvalidArgument(f"offsets has {len(self.offsets)} entries but views={self.views}: give one per view.")
         if self.clip.origin is not None and sample.reduction == "sum":
             raise InvalidArgument("clip has an origin, the mean gradient, which needs reduction='mean', not 'sum'.")
-        expected = sample.objective.parameters()
         for argument, tensors in (("params", self.params), *(("offsets", v) for v in self.offsets or ())):
-            check_named(argument, tensors, expected)
+            check_named(argument, tensors, sample.objective.parameters())
         self.clip.check(self.params)
         # Contributions next to zero, where numbers are few, would be rounded up beyond the clip norm.
         least = max((torch.finfo(p.dtype).tiny for p in self.params.values()), default=0.0) ** 0.5
         if self.clip.norm < least:
             raise InvalidArgument(f"clip norm={self.clip.norm} is below {least:.0e}: the parameters need a larger one.")
-        if (rows := sample.first_rows()) is not None:
-            probe = Probe.of(sample.objective)
-            probe.check(self.params, rows)
-            if self.augment is not None:
-                probe.once(self.augment, rows, check_augment)
+        rows, none, probe = sample.first_rows(), sample.no_rows(), Probe.of(sample.objective)
+        if (known := none if rows is None else rows) is not None:
+            probe.check(self.params, known)
+        if self.augment is not None:
+            check_on(rows, none, partial(probe.once, self.augment, check=check_augment))
 
     def exact(self, sample: Sample) -> Exact:
         assert sample.objective is not None
@@ -192,9 +194,7 @@ class _OfRows(Question):
     row_map: RowMap
 
     def check(self, sample: Sample) -> None:
-        if (rows := sample.first_rows()) is not None:
-            self._values(probe_rows(rows, 2, 0))
-            check_row_map(self.row_map, rows)
+        check_on(sample.first_rows(), sample.no_rows(), partial(check_row_map, self._values))
 
     def _values(self, batch: Batch) -> Tensor:
         """What the map gives, (rows,) or (rows, values)."""

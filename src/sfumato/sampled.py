@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sfumato.data.samplers import Indices
-from sfumato.data.sources import DatasetSource, Source, ahead
+from sfumato.data.sources import DatasetSource, Source, TensorSource, ahead
 from sfumato.data.user_ids import user_ids
 from sfumato.errors import InvalidArgument
 from sfumato.gradients import Performance, Units
@@ -69,6 +69,9 @@ class Sampled:
 
     def first_rows(self) -> Batch | None:
         return None if self.shown is None else self._moved(self.shown)
+
+    def no_rows(self) -> Batch | None:
+        return self._moved(self.source.made_up(0)) if isinstance(self.source, TensorSource) else None
 
     def _part(self, units: Indices, records: int, lend: bool) -> tuple[Batch, Units]:
         if self.groups is None:

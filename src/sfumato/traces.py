@@ -114,12 +114,12 @@ def _same_buffers(known: Collection[nn.Module]) -> Iterator[None]:
         loads = threading.current_thread().name.startswith(LOADER)
         if id(module) in apart or not (loads or threading.get_ident() == here):
             return
-        apart.add(id(module))
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise UnsupportedModel(
                 f"A {type(module).__name__} that sees private rows normalises each by the others: call eval() on the "
                 "module that it is in, or use another normalisation."
             )
+        apart.add(id(module))
         kept.append(_Kept(module))
 
     hook = register_module_forward_pre_hook(called)

@@ -86,3 +86,17 @@ def test_views_inside_the_door_leave_the_gpus_generator_alone() -> None:
         seen.append(drawn[-1].sum().item())
     assert torch.equal(before, torch.cuda.get_rng_state())
     assert len(set(seen)) > 1
+
+
+def test_made_up_integers_that_a_model_has_no_place_for_do_not_end_the_gpus_use() -> None:
+    """An index out of range is an error on the CPU, and on a GPU the end of everything in the process."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2)).cuda()
+    objective = Objective(model, cross_entropy)
+    for rows in (0, 30):
+        data = torch.randint(0, 3, (rows, 2)), torch.arange(rows) % 2
+        private = Private(data, name="d", size=64, objective=objective, budget=Budget(9.0, 1e-3))
+        for _ in range(4):
+            question = GradientMean(objective.parameters(), Clip(1.0))
+            answer = private.ask(question, noise=20.0, sampler=private.poisson(10))
+            assert all(bool(torch.isfinite(t).all()) for t in answer.values())

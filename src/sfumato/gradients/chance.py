@@ -104,5 +104,11 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
 class WithoutChance(TorchFunctionMode):
     """Runs the model so, whatever mode it is in."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+        """Whether there was anything to be replaced."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.met = self.met or func in _REPLACED
         return _REPLACED.get(func, func)(*args, **(kwargs or {}))

@@ -8,21 +8,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from sfumato.errors import UnsupportedModel
+from sfumato.errors import SfumatoError, UnsupportedModel
 from sfumato.generators import seed_torch
 from sfumato.gradients.chance import WithoutChance
 from sfumato.gradients.modes import module_of
 from sfumato.gradients.passes import check_losses, rows_of
 from sfumato.objective import Batch, Objective
 
-Row = tuple[Tensor, dict[str, Tensor]]  # its loss and its gradient
+Named = dict[str, Tensor]
+Row = tuple[Tensor, Named]  # its loss and its gradient
 Place = tuple[Batch, int]  # a batch, and a row of it
 Found = tuple[Tensor, list[dict[str, Tensor]]]  # losses, and gradients of some
 
@@ -98,18 +98,24 @@ def _at(objective: Objective, params: Mapping[str, Tensor], place: Place) -> Row
 
 def _gap_in_float64(objective: Objective, params: Mapping[str, Tensor], places: tuple[Place, Place]) -> float:
     """Of a copy of the model; an error where the model or its loss wants float32."""
+    with in_float64(objective, params) as (wide, lent):
+        return gap_of(*(_at(wide, lent, (doubled(batch), row)) for batch, row in places))[0]
+
+
+@contextlib.contextmanager
+def in_float64(objective: Objective, params: Mapping[str, Tensor]) -> Iterator[tuple[Objective, dict[str, Tensor]]]:
+    """A copy of the model and its parameters, and while it is used what whole numbers become."""
     wide = Objective(copy.deepcopy(objective.module).double(), objective.loss)
-    lent = {name: p.detach().double() for name, p in params.items()}
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of what whole numbers become
+    torch.set_default_dtype(torch.float64)
     try:
-        return gap_of(*(_at(wide, lent, (tree_map(_doubled, batch), row)) for batch, row in places))[0]
+        yield wide, {name: p.detach().double() for name, p in params.items()}
     finally:
         torch.set_default_dtype(before)
 
 
-def _doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def doubled(batch: Batch) -> Batch:
+    return tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, batch)
 
 
 def refuse_changed(objective: Objective, before: Row, after: Row, tolerance: float) -> None:
@@ -153,3 +159,29 @@ def mixing_message(objective: Objective, worst: str) -> str:
         f"Examples act on each other's loss or gradient ({where}): use layers and losses that treat examples one by "
         "one, such as GroupNorm instead of batch norm."
     )
+
+
+def attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[Row]:
+    """Some rows; none if the model raises an error: nothing like them need ever have been there."""
+    try:
+        with WithoutChance():
+            losses, gradients = by_autograd(objective, params, batch, rows)
+    except SfumatoError:
+        raise
+    except Exception:
+        return []
+    return list(zip(losses[rows], gradients, strict=True))
+
+
+def is_finite(found: list[Row]) -> bool:
+    return bool(found) and all(bool(torch.isfinite(t).all()) for t in (found[0][0], *found[0][1].values()))
+
+
+def tolerance_of(params: Mapping[str, Tensor]) -> float:
+    eps = max(torch.finfo(p.dtype).eps for p in params.values())
+    return 1e4 * eps if eps < 1e-4 else 0.1
+
+
+def same_of(params: Mapping[str, Tensor]) -> float:
+    """The tolerance between two runs of one computation, whose shapes are equal: next to nothing."""
+    return 64 * max(torch.finfo(p.dtype).eps for p in params.values())

@@ -86,6 +86,8 @@ def clipped_sum(
     assert rest == 0, "units are padded to equal numbers of records"
     probe = probe or Probe.of(objective)
     found = probe.trace(params, batch)
+    if found.alone:
+        performance = replace(performance, micro_batch=1)
     device = next(iter(params.values())).device
     on_gpu = performance.kernels and kernels.usable(*params.values())
     at_once = _most_at_once(found, params, clip, in_float64=on_gpu)

@@ -187,11 +187,16 @@ class Trace:
     outputs: int
     """Numbers per row that all uses put out together: about half of what a pass holds."""
     merged: bool
+    alone: bool = False
+    """Whether every unit is computed by itself, since no rows could tell whether it may be computed among others."""
+
+
+FEW, MANY = 5, 7  # rows of the two runs
 
 
 def trace(run: Callable[[int, frozenset[Key], Flow | None], TraceMode], *, minor: bool = False) -> Trace:
     """Compare two runs with different numbers of rows; `minor` decides for rows merged with another dimension."""
-    few, many = 5, 7
+    few, many = FEW, MANY
     known: frozenset[Key] = frozenset()
     while True:
         modes = [run(few, known, None)]

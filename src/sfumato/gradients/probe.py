@@ -10,42 +10,47 @@
 5. Nor do examples act on each other in a way that ordinary rows hide: a row's loss and gradient stay what they are
    among rows of NaN (`spoiled.py`), and among longer and shorter ones.
 
-The rows are jittered copies; all that leaves is acceptance, or the name of a module.
+All that leaves is acceptance, or the name of a module. Neither may tell of anybody's row. So rows are looked at first
+that were made up from the types and shapes of the data (`made_up.py`): what changes among them is refused whatever the
+data holds. The rows of the data, jittered, say more of a model that passes; where one is not finite, in its loss or its
+gradient, others are taken, and where none is, every unit is computed by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import SfumatoError, UnsupportedModel
-from sfumato.generators import seed_torch
 from sfumato.gradients.chance import WithoutChance
-from sfumato.gradients.clip import Clip
 from sfumato.gradients.compared import (
     Row,
+    attempt,
     by_autograd,
     compare,
-    distance_of,
+    doubled,
     gap_of,
+    in_float64,
+    is_finite,
     mixing_message,
     refuse_changed,
     refuse_resized,
+    same_of,
+    tolerance_of,
 )
-from sfumato.gradients.flow import Flow
 from sfumato.gradients.graphs import Graphs
-from sfumato.gradients.modes import Trace, TraceMode, module_of, trace
-from sfumato.gradients.passes import Addends, Performance, exact_products, per_unit, rows_of
+from sfumato.gradients.made_up import TriedOnCpu, made_up_rows
+from sfumato.gradients.modes import Trace
+from sfumato.gradients.passes import Performance, exact_products, rows_of
 from sfumato.gradients.probed_rows import (
-    LARGEST,
     alike_in,
     cut_short,
     extremes_of,
@@ -54,14 +59,24 @@ from sfumato.gradients.probed_rows import (
     joined,
     mixed,
     probe_rows,
+    spread_over,
     taken,
 )
-from sfumato.gradients.rules.call import Key
-from sfumato.gradients.spoiled import Entrances, Others
+from sfumato.gradients.tried import (
+    HALF_TOLERANCE,
+    ROWS,
+    agreeing_trace,
+    by_engine,
+    distance_of_engine,
+    refuse_distant,
+    trace_of,
+    where_spoiled,
+)
 from sfumato.objective import Batch, Objective
 
-_ROWS = 3
-_HALF_TOLERANCE = 0.25  # between two computations in bfloat16, whose rounding can flip a ReLU
+_MIDDLE = 1  # of them: it has rows before it and after it
+_TRIED = 32  # rows among which finite ones are looked for
+_LONGEST = 1e15  # of a gradient: near 1e19 its square is infinite, and the engine leaves its row out
 
 
 class Probe:
@@ -76,6 +91,7 @@ class Probe:
         """Micro-batches that were chosen, by what is asked."""
         self.graphs = Graphs()
         self._questions = 0
+        self._begun: set[Any] = set()  # kinds of batches for which made-up rows were looked at
         self._checked: deque[tuple[Any, Any]] = deque(maxlen=16)  # the functions themselves: an id may be used again
 
     @classmethod
@@ -93,28 +109,39 @@ class Probe:
         if known is not None and (not alike or alike <= alike_in(batch)):
             return known
         with _set_apart(params):
-            if known is not None and not _says_something(objective, params, batch):
+            found = _look(objective, params, batch)
+            if found is None and known is not None:
                 return known
-            found = _investigate(objective, params, batch)
+            if found is None:
+                _look_at_made_up(objective, params, batch)
+                found = replace(trace_of(objective, params, batch, minor=False), alone=True)
         self._traces[signature] = found, alike_in(batch)
         return found
 
     def check(self, params: Mapping[str, Tensor], batch: Batch) -> None:
         """Find out, before a question is charged; and look again at the 4th, 16th, 64th, ... of them.
 
-        A loss may have come to mix rows since, by a term that is switched on after a while, say. Then made-up rows are
-        looked at: no person's row may decide whether a training goes on.
+        Made-up rows come first: what they show would be shown whatever rows there are, and if there are none, as in a
+        batch without rows. A loss may have come to mix rows since, by a term that is switched on after a while, say.
+        Then made-up rows are looked at only: no person's row may decide whether a training goes on.
         """
-        self.trace(params, batch)
+        objective = self._objective()
+        assert objective is not None
+        signature, empty = self._signature(objective, params, batch), rows_of(batch) == 0
+        first = signature not in self._begun
+        with _set_apart(params):
+            if first and empty:
+                _look_at_made_up(objective, params, batch)
+            elif first:
+                _glance_at_made_up(objective.exactly(), params, batch)
+        self._begun.add(signature)
+        if not empty:
+            self.trace(params, batch)
         self._questions += 1
         power_of_4 = self._questions.bit_count() == 1 and self._questions.bit_length() % 2 == 1
         if self._questions > 1 and power_of_4:
-            objective = self._objective()
-            assert objective is not None
-            made_up = tree_map(_zeros, batch)
             with _set_apart(params):
-                if _says_something(objective, params, made_up):
-                    _investigate(objective, params, made_up)
+                _look_at_made_up(objective, params, batch)
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
         """check(function, rows), every time; but a frozen dataclass, which cannot change, once for such rows."""
@@ -133,10 +160,6 @@ class Probe:
         return str(spec), kinds, modes, tuple((name, p.dtype, p.device) for name, p in params.items())
 
 
-def _zeros(value: Any) -> Any:
-    return value.new_zeros(2 * _ROWS, *value.shape[1:]) if isinstance(value, Tensor) else value
-
-
 @contextlib.contextmanager
 def _set_apart(params: Mapping[str, Tensor]) -> Iterator[None]:
     devices = {p.device for p in params.values() if p.device.type == "cuda"}
@@ -144,24 +167,127 @@ def _set_apart(params: Mapping[str, Tensor]) -> Iterator[None]:
         yield
 
 
+def _look(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace | None:
+    """What rows show; None if they show nothing, since they are not finite, or hardly, where the parameters are now.
+
+    NaN is another value than any: a sound model would be refused for one row that overflows. Whether there is one is
+    asked after a refusal only, since it is dear.
+    """
+    try:
+        return _investigate(objective, params, batch)
+    except UnsupportedModel:
+        if _says_something(objective, params, batch):
+            raise
+    rest = _finite_rows(objective, params, batch)
+    if rest is None:
+        return None
+    try:
+        return _investigate(objective, params, rest)
+    except UnsupportedModel:
+        if _says_something(objective, params, rest):
+            raise
+    return None
+
+
 def _says_something(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> bool:
-    """Whether rows are finite where the parameters are now: one that overflows must not end a training."""
-    rows = joined(probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1))
-    found = _attempt(objective, params, rows, list(range(2 * _ROWS)))
-    return bool(found) and all(_is_finite([row]) for row in found)
+    """Whether the probed rows are finite."""
+    rows = joined(probe_rows(batch, ROWS, 0), probe_rows(batch, ROWS, 1))
+    found = attempt(objective.exactly(), params, rows, list(range(2 * ROWS)))
+    return bool(found) and all(_is_usual([row]) for row in found)
 
 
-def _tolerance(params: Mapping[str, Tensor]) -> float:
-    eps = max(torch.finfo(p.dtype).eps for p in params.values())
-    return 1e4 * eps if eps < 1e-4 else 0.1
+def _is_usual(found: list[Row]) -> bool:
+    return is_finite(found) and all(float(t.double().norm()) < _LONGEST for t in found[0][1].values())
 
 
-def _same(params: Mapping[str, Tensor]) -> float:
-    """The tolerance between two runs of one computation, whose shapes are equal: next to nothing."""
-    return 64 * max(torch.finfo(p.dtype).eps for p in params.values())
+def _finite_rows(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Batch | None:
+    """Of some rows those that are finite by themselves, however they are jittered."""
+
+    def finite(row: int) -> bool:
+        copies = jittered(taken(batch, torch.full((2 * ROWS,), row)), 0)
+        return _is_usual(attempt(objective.exactly(), params, copies, [0]))
+
+    rows = [row for row in spread_over(batch)[:_TRIED].tolist() if finite(row)]
+    return taken(batch, torch.tensor(rows)) if rows else None
 
 
-def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
+def _made_up(objective: Objective, params: Mapping[str, Tensor], like: Batch) -> tuple[Batch, Row, Row] | None:
+    """Rows that are nobody's, and one of them among some and among others; None if the model is not for any.
+
+    That a model has an error for them, or an infinite loss, says nothing of it: they need never have been there.
+    """
+    tried = TriedOnCpu(objective, params)
+    for rows in made_up_rows(like, 2 * ROWS - 1):
+        if tried.fails(rows):
+            continue
+        found: list[Row] = []
+        with contextlib.suppress(SfumatoError):
+            for among in _halves(rows):
+                found += attempt(objective, params, among, [_MIDDLE])
+        if len(found) == 2 and all(is_finite([row]) for row in found):
+            return rows, found[0], found[1]
+    return None
+
+
+def _halves(rows: Batch) -> tuple[Batch, Batch]:
+    """The first rows, and one of them among the others."""
+    others = torch.arange(ROWS, 2 * ROWS - 1)
+    return taken(rows, torch.arange(ROWS)), taken(rows, torch.cat([others[:1], torch.tensor([_MIDDLE]), others[1:]]))
+
+
+def _glance_at_made_up(objective: Objective, params: Mapping[str, Tensor], like: Batch) -> None:
+    """Raise if a made-up row changes when other made-up rows do. Nothing else that happens to them is a finding."""
+    made_up = _made_up(objective, params, like)
+    if made_up is None:
+        return
+    more, before, after = made_up
+    refuse_changed(objective, before, after, same_of(params))
+    rows, where = _halves(more)[0], None
+    with contextlib.suppress(Exception), WithoutChance():
+        found, run, (distance, _) = agreeing_trace(objective, params, more, rows, {_MIDDLE: before[1]})
+        if distance <= tolerance_of(params):
+            where = where_spoiled(objective, params, rows, more, (found, run), (_MIDDLE,))
+    if where is not None:
+        raise UnsupportedModel(mixing_message(objective, where))
+
+
+def _look_at_made_up(objective: Objective, params: Mapping[str, Tensor], like: Batch) -> None:
+    """Raise if the model is refused for made-up rows, and in float64, too, or where it wants float32.
+
+    These rows are more alike than others: where rounding decides of one, it may decide of all of them.
+    """
+    _check_precision(params)
+    exactly = objective.exactly()
+    try:
+        _investigate_made_up(exactly, params, like)
+    except SfumatoError:
+        if _is_refused_in_float64(exactly, params, like):
+            raise
+
+
+def _is_refused_in_float64(objective: Objective, params: Mapping[str, Tensor], like: Batch) -> bool:
+    """Also if it has an error there."""
+    with contextlib.suppress(Exception), in_float64(objective, params) as (wide, lent):
+        return not _investigate_made_up(wide, lent, doubled(like))
+    return True
+
+
+def _investigate_made_up(objective: Objective, params: Mapping[str, Tensor], like: Batch) -> bool:
+    """Whether made-up rows say something of the model; an error if it is refused for what they say."""
+    made_up = _made_up(objective, params, like)
+    try:
+        if made_up is not None:
+            return _look(objective, params, made_up[0]) is not None
+        *_, zeros = made_up_rows(like, 2 * ROWS - 1)
+        by_autograd(objective, params, zeros, [_MIDDLE])  # a loss of another shape, say, is refused for any rows
+    except SfumatoError:
+        raise
+    except Exception:
+        return False
+    return False
+
+
+def _check_precision(params: Mapping[str, Tensor]) -> None:
     for name, p in params.items():
         if p.dtype not in (torch.float32, torch.float64):
             # In bfloat16 a sum of a thousand contributions is a multiple of 4 C: one more moves it by that, or not.
@@ -169,34 +295,40 @@ def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batc
                 f"parameter {name!r} is {p.dtype}, in which a sum of bounded contributions is not itself bounded: keep "
                 "parameters in float32."
             )
+
+
+def _investigate(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Trace:
+    _check_precision(params)
     if objective.autocast is not None:
         # Examples are looked for in each other's gradients in full precision, where rounding hides nothing.
         found = _investigate(objective.exactly(), params, batch)
-        _, gradients = by_autograd(objective, params, probe_rows(batch, _ROWS, 0), list(range(_ROWS)))
-        distance, worst = _engine_distance(objective, params, probe_rows(batch, _ROWS, 0), found, gradients)
-        _refuse_distant(distance, worst, _HALF_TOLERANCE)
+        rows = probe_rows(batch, ROWS, 0)
+        _, gradients = by_autograd(objective, params, rows, list(range(ROWS)))
+        _, addends = by_engine(objective, params, rows, found)
+        distance, worst = distance_of_engine(objective, params, addends, dict(enumerate(gradients)))
+        refuse_distant(distance, worst, HALF_TOLERANCE)
         return found
-    tolerance = _tolerance(params)
-    rows, others = probe_rows(batch, _ROWS, 0), probe_rows(batch, _ROWS, 1)
-    _, gradients = by_autograd(objective, params, rows, list(range(_ROWS)))
-    losses, _ = by_autograd(objective, params, rows, [])
-    for keep in (0, _ROWS - 1):
+    tolerance = tolerance_of(params)
+    rows, others = probe_rows(batch, ROWS, 0), probe_rows(batch, ROWS, 1)
+    losses, gradients = by_autograd(objective, params, rows, list(range(ROWS)))
+    for keep in (0, ROWS - 1):
         changed = by_autograd(objective, params, mixed(rows, others, keep), [keep])
-        compare(objective, keep, (losses, gradients), changed, _same(params))
-    with WithoutChance():
-        few, more = (by_autograd(objective, params, b, [0]) for b in (rows, joined(rows, others)))
-        again = by_autograd(objective, params, rows, [0], seed=1)
-    if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
-        ends = tuple((losses[0], found[0]) for losses, found in (few, more))
-        refuse_resized(objective, params, ends, ((rows, 0), (joined(rows, others), 0)), tolerance)
+        compare(objective, keep, (losses, gradients), changed, same_of(params))
+    with WithoutChance() as chance:
+        more = by_autograd(objective, params, joined(rows, others), [0])
+        few = by_autograd(objective, params, rows, [0]) if chance.met else (losses, gradients)
+    ends = tuple((losses[0], found[0]) for losses, found in (few, more))
+    if not gap_of(*ends)[0] <= tolerance:
+        with WithoutChance():
+            again = by_autograd(objective, params, rows, [0], seed=1)
+        if torch.equal(few[0], again[0]):  # else there is chance that torch does not draw, and nothing can be said
+            refuse_resized(objective, params, ends, ((rows, 0), (joined(rows, others), 0)), tolerance)
     _refuse_if_integers_matter(objective, params, rows, batch, tolerance)
-    found = _trace(objective, params, batch, minor=False)
-    distance, worst = _engine_distance(objective, params, rows, found, gradients)
-    if distance > tolerance and found.merged:
-        found = _trace(objective, params, batch, minor=True)
-        distance, worst = _engine_distance(objective, params, rows, found, gradients)
-    _refuse_distant(distance, worst, tolerance)
-    _refuse_if_spoiled(objective, params, rows, joined(rows, others), found)
+    found, run, apart = agreeing_trace(objective, params, batch, rows, dict(enumerate(gradients)))
+    refuse_distant(*apart, tolerance)
+    where = where_spoiled(objective, params, rows, joined(rows, others), (found, run), (0, ROWS - 1))
+    if where is not None:
+        raise UnsupportedModel(mixing_message(objective, where))
     return found
 
 
@@ -208,132 +340,28 @@ def _refuse_if_integers_matter(
     The rows that were chosen may all have one length, and integers cannot be jittered: so rows are compared with
     themselves among the batch's extremes, and a row that is cut short among others that are and that are not.
     """
-    extremes = jittered(taken(batch, extremes_of(batch)), 0)
-    pairs = [_attempt(objective, params, taken(extremes, torch.tensor([i, i])), [0]) for i in range(rows_of(extremes))]
-    usable = [i for i, pair in enumerate(pairs) if _is_finite(pair)]  # an empty row may be worth 0 / 0
+    extremes, pairs = _extremes(objective, params, batch)
+    if not all(map(is_finite, pairs)) and (rest := _finite_rows(objective, params, batch)) is not None:
+        extremes, pairs = _extremes(objective, params, rest)  # behind one that is not finite there may be others
+    usable = [i for i, pair in enumerate(pairs) if is_finite(pair)]  # an empty row may be worth 0 / 0
     among = (
-        _attempt(objective, params, taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
+        attempt(objective, params, taken(extremes, torch.tensor(usable)), list(range(len(usable)))) if usable else []
     )
     for place, row in enumerate(among):
         i = usable[place]
         places = (taken(extremes, torch.tensor([i, i])), 0), (taken(extremes, torch.tensor(usable)), place)
         refuse_resized(objective, params, (pairs[i][0], row), places, tolerance)
-    last = _ROWS - 1
+    last = ROWS - 1
     for length in (1, 2) if any(t.shape[1] > 1 for t in integers_of(batch)) else ():
         short = cut_short(rows, batch, length)
-        alike, unlike = (_attempt(objective, params, b, [last]) for b in (short, mixed(short, rows, last)))
-        if unlike and _is_finite(alike):
+        alike, unlike = (attempt(objective, params, b, [last]) for b in (short, mixed(short, rows, last)))
+        if unlike and is_finite(alike):
             refuse_changed(objective, alike[0], unlike[0], tolerance)
             break  # else a single token has no loss
 
 
-def _attempt(objective: Objective, params: Mapping[str, Tensor], batch: Batch, rows: list[int]) -> list[Row]:
-    """Some rows; none if the model raises an error: nothing like them need ever have been there."""
-    try:
-        with WithoutChance():
-            losses, gradients = by_autograd(objective, params, batch, rows)
-    except SfumatoError:
-        raise
-    except Exception:
-        return []
-    return list(zip(losses[rows], gradients, strict=True))
-
-
-def _is_finite(found: list[Row]) -> bool:
-    return bool(found) and all(bool(torch.isfinite(t).all()) for t in (found[0][0], *found[0][1].values()))
-
-
-def _refuse_distant(distance: float, worst: str, tolerance: float) -> None:
-    if distance > tolerance:
-        raise UnsupportedModel(
-            f"The per-example gradient of {worst!r} does not agree with autograd: "
-            f"module {module_of(worst)!r} uses its parameters in a way that is not seen (compiled, checkpointed or "
-            "random code); replace it or freeze it."
-        )
-
-
-def _trace(objective: Objective, params: Mapping[str, Tensor], batch: Batch, *, minor: bool) -> Trace:
-    originals = dict(objective.module.named_parameters())
-
-    def run(rows: int, uses: frozenset[Key], earlier: Flow | None) -> TraceMode:
-        seed_torch(0)
-        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-        lent = probe_rows(batch, rows, 0)
-        mode = TraceMode(leaves, originals, lent, uses, earlier)
-        with torch.enable_grad(), mode:
-            objective.losses(leaves, lent)
-        return mode
-
-    return trace(run, minor=minor)
-
-
-def _by_engine(objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace) -> Addends:
-    seed_torch(0)
-    return per_unit(objective, params, rows, found, count=_ROWS, clip=Clip(float("inf")), performance=Performance())
-
-
-def _of_row(addends: Addends, row: int) -> dict[str, Tensor]:
-    """The gradient of one row."""
-    pick = torch.zeros_like(addends.factors)
-    pick[row] = 1
-    return {name: c.weighted_sum(pick, _ROWS) for name, c in addends.contributions.items()}
-
-
-def _engine_distance(
-    objective: Objective, params: Mapping[str, Tensor], rows: Batch, found: Trace, gradients: list[dict[str, Tensor]]
-) -> tuple[float, str]:
-    """How far the engine's gradients and norms are from autograd's; a norm that is too small counts like a gradient."""
-    addends = _by_engine(objective, params, rows, found)
-    worst: tuple[float, str] = (0.0, "")
-    for i, gradient in enumerate(gradients):
-        worst = max(worst, distance_of(_of_row(addends, i), gradient))
-        size = sum(float(t.double().square().sum()) for t in gradient.values()) ** 0.5
-        if float(addends.norms[i]) < size * (1 - (1e-3 if objective.autocast is None else _HALF_TOLERANCE)):
-            worst = max(worst, (1.0, worst[1] or next(iter(params))))
-    return worst
-
-
-def _refuse_if_spoiled(
-    objective: Objective, params: Mapping[str, Tensor], rows: Batch, more: Batch, found: Trace
-) -> None:
-    """Raise if a row's loss or gradient changes when all other rows are spoiled (`spoiled.py`).
-
-    By the engine: autograd adds gradients of a shared weight up over rows, and zero times NaN is NaN.
-    """
-    entrances = Entrances(more)
-    seed_torch(0)
-    with torch.enable_grad(), entrances:  # a model may take gradients itself
-        objective.losses(params, more)
-    tolerance = _same(params)
-
-    def run(others: Others | None) -> tuple[Tensor, Addends]:
-        losses: list[Tensor] = []
-
-        def loss(module: nn.Module, batch: Batch) -> Tensor:
-            with Entrances(batch, others, entrances):
-                losses.append(objective.loss(module, batch))
-            return losses[-1]
-
-        spoiled = rows if others is None else others.spoil_batch(rows)
-        addends = _by_engine(Objective(objective.module, loss), params, spoiled, found)
-        return losses[-1].detach(), addends
-
-    def change(before: Row, keep: int, value: float) -> tuple[float, str] | None:
-        """None if the model raises an error, as it may for NaN. Rows may be major or minor where they are merged."""
-        smallest = None
-        for minor in (False, True):
-            with contextlib.suppress(Exception):
-                losses, addends = run(Others(_ROWS, keep, value, minor))
-                gap = gap_of(before, (losses[keep], _of_row(addends, keep)))
-                smallest = gap if smallest is None else min(smallest, gap)
-                if gap[0] <= tolerance:
-                    break
-        return smallest
-
-    losses, addends = run(None)
-    for keep in (0, _ROWS - 1):
-        before = losses[keep], _of_row(addends, keep)
-        # A model that has an error for NaN is shown large numbers; if it has one for these too, nothing can be said.
-        gap = change(before, keep, math.nan) or change(before, keep, LARGEST)
-        if gap is not None and not gap[0] <= tolerance:
-            raise UnsupportedModel(mixing_message(objective, gap[1]))
+def _extremes(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> tuple[Batch, list[list[Row]]]:
+    """Rows that are far apart, and each of them among itself."""
+    rows = jittered(taken(batch, extremes_of(batch)), 0)
+    twice = [taken(rows, torch.tensor([i, i])) for i in range(rows_of(rows))]
+    return rows, [attempt(objective, params, pair, [0]) for pair in twice]

@@ -22,8 +22,13 @@ def probe_rows(batch: Batch, count: int, seed: int) -> Batch:
 
     Numbers are cut to a usual size: a row that overflows in the model must not decide whether the model is accepted.
     """
-    order = _distinct_first(batch)
-    return jittered(taken(batch, order[(torch.arange(count) + seed) % len(order)]), seed)
+    return jittered(rows_to_probe(batch, count, seed), seed)
+
+
+def rows_to_probe(batch: Batch, count: int, start: int = 0) -> Batch:
+    """Rows of the batch, in turn, as they are."""
+    order = spread_over(batch)
+    return taken(batch, order[(torch.arange(count) + start) % len(order)])
 
 
 def taken(batch: Batch, rows: Tensor) -> Batch:
@@ -79,7 +84,7 @@ def cut_short(rows: Batch, batch: Batch, length: int) -> Batch:
     return tree_map(cut, rows, batch)
 
 
-def _distinct_first(batch: Batch) -> Tensor:
+def spread_over(batch: Batch) -> Tensor:
     """Row numbers, from all over the batch, those first whose integers (labels, tokens) differ.
 
     Integers cannot be jittered, and rows that are equal would hide that they are mixed.

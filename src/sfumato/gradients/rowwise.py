@@ -11,13 +11,32 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from sfumato.errors import InvalidArgument
+from sfumato.errors import InvalidArgument, SfumatoError
 from sfumato.generators import own_generators, seed_torch
+from sfumato.gradients.made_up import made_up_rows
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probed_rows import mixed, probe_rows
 from sfumato.objective import Batch
 
 _ROWS = 8
+
+
+def check_on(rows: Batch | None, like: Batch | None, check: Callable[[Batch], None]) -> None:
+    """check(rows), or where there are none with rows made up like them; that it fails for these by chance is nothing.
+
+    What mixes rows must be refused for no rows as for one, else an answer tells that there is nobody.
+    """
+    if rows is not None:
+        check(rows)
+        return
+    for made_up in () if like is None else made_up_rows(like, _ROWS):
+        try:
+            check(made_up)
+        except SfumatoError:
+            raise
+        except Exception:  # of the user's function, which has no place for such rows
+            continue
+        return
 
 
 def check_row_map(row_map: Callable[[Batch], Tensor], rows: Batch) -> None:
