@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,36 @@ def test_nor_by_that_of_a_row_map_or_an_augmentation(name: str) -> None:
                 private.ask(question, noise=5.0, sampler=private.poisson(10))
             answers.append(str(refusal.value))
     assert len(set(answers)) == 2
+
+
+@pytest.mark.parametrize("rare", [0, 1])
+@pytest.mark.parametrize("rows", [0, 1, 20])
+def test_what_mixes_rows_by_their_labels_is_refused_whatever_labels_there_are(rows: int, rare: int) -> None:
+    def is_largest(batch: Any) -> Tensor:
+        return (batch[1] == batch[1].max()).float()[:, None]
+
+    labels = torch.zeros(rows, dtype=torch.long)
+    labels[rows - 1 :] = rare
+    objective = Objective(nn.Linear(2, 2), cross_entropy)
+    private = door((torch.ones(rows, 2), labels), objective)
+    augmented = GradientSum(objective.parameters(), Clip(1.0), augment=lambda b: (b[0] * is_largest(b), b[1]))
+    for question in (NoisyMean(is_largest, bound=1.0), augmented):
+        with pytest.raises(InvalidArgument, match="another value when other rows change"):
+            private.ask(question, noise=5.0, sampler=private.poisson(10))
+
+
+@pytest.mark.parametrize("worth", [math.nan, 1e17])
+def test_rows_that_are_not_finite_are_not_left_out_where_they_act_on_others(worth: float) -> None:
+    """Beside one of a label that no made-up row has, all losses change their sign: one row more moves a sum by many."""
+
+    def loss(module: nn.Module, batch: Any) -> Tensor:
+        own, odd = cross_entropy(module, batch), batch[1] == 5
+        own = own * torch.where(odd, worth, 1.0) if math.isfinite(worth) else own + torch.where(odd, worth, 0.0)
+        return torch.where(odd.any(), -own, own)
+
+    x, y = labelled(40, 2)
+    y[-1] = 5
+    assert "act on each other" in said((x, y), nn.Linear(3, 8), loss)
 
 
 class Pickled(nn.Module):

@@ -312,3 +312,8 @@ def test_no_row_is_announced() -> None:
         LinearGradientMean(Square(), torch.zeros(3, dtype=torch.float64), 1.0), noise=20.0, sampler=private.everyone()
     )
     assert torch.isfinite(answer).all()
+
+
+def test_scores_and_sums_stay_where_the_rows_are() -> None:
+    X = torch.zeros(5, 3, dtype=torch.float64, device="meta")
+    assert scores(X, X[0]).device == X.device

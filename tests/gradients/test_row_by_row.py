@@ -49,6 +49,10 @@ UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "a list": lambda x: torch.tensor([float(v) for v in x[:, 0]]),
     "a list on the way": lambda x: x[:, 1] + torch.tensor([float(v) for v in x[:, 0]]),
     "some rows only": lambda x: torch.zeros(len(x)).masked_scatter(x[:, 0] > 0.1, x[:, 1][x[:, 0] > 0.1].exp()),
+    "a mask that keeps all made-up rows": lambda x: torch.zeros(len(x)).index_put((k := x[:, 0] < 100,), x[k, 1].exp()),
+    "a branch on a number": lambda x: x[:, 0].exp() if float(x.max()) < 50 else x[:, 0],
+    "cut to the longest": lambda x: x[:, : int(x.abs().max()) % 2 + 1].sum(1),
+    "as many classes as there are": lambda x: F.one_hot(x[:, 0].abs().long())[:, 0],
     "by all rows": lambda x: x[:, 0] / x.sum(),
     "an error": lambda x: x[:, 7],
 }
@@ -63,6 +67,9 @@ WIDE = torch.arange(64.0)  # as many as rows pass: a constant all the same
 SEEN: dict[str, tuple[Callable[[Any], Tensor], Any]] = {
     "labels": (lambda batch: batch[1], (torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))),
     "one-hot": (lambda batch: F.one_hot(batch[1], 10), (torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))),
+    "by a table of integers": (lambda batch: NETWORK[0].weight[batch], torch.zeros(1, dtype=torch.long)),
+    "where": (lambda x: torch.where(x[:, 0] > 0, x[:, 1], 0.0), torch.zeros(1, 3)),
+    "masked": (lambda x: x.masked_fill(x > 0, 1.0)[:, 0], torch.zeros(1, 3)),
     "comparison": (lambda x: (x[:, 0] > 0.1).long(), torch.zeros(1, 3)),
     "the rows themselves": (lambda x: x, torch.zeros(1, 3)),
     "memory of its own": (lambda x: torch.zeros(len(x)).copy_(x[:, 0]).mul_(2), torch.zeros(1, 3)),

@@ -110,7 +110,7 @@ def scores(X: Tensor, w: Tensor) -> Tensor:
     not lie side by side, and of parts, where there are fewer rows than threads. Products are rounded one by one; they
     are added up in blocks of one shape.
     """
-    found, block = torch.empty(len(X), dtype=torch.float64), _block(X)
+    found, block = torch.empty(len(X), dtype=torch.float64, device=X.device), _block(X)
     for start in range(0, len(X), len(block)):
         part = X[start : start + len(block)]
         torch.mul(part, w, out=block[: len(part)])
@@ -120,7 +120,7 @@ def scores(X: Tensor, w: Tensor) -> Tensor:
 
 def _lengths(X: Tensor) -> Tensor:
     """The norm of every row, likewise by that row alone."""
-    found, block = torch.empty(len(X), dtype=torch.float64), _block(X)
+    found, block = torch.empty(len(X), dtype=torch.float64, device=X.device), _block(X)
     for start in range(0, len(X), len(block)):
         part = X[start : start + len(block)]
         block[: len(part)] = part
@@ -130,7 +130,7 @@ def _lengths(X: Tensor) -> Tensor:
 
 def _block(X: Tensor) -> Tensor:
     rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _ENTRIES // max(1, X.shape[1])))
-    return torch.zeros(rows, X.shape[1], dtype=torch.float64)
+    return torch.zeros(rows, X.shape[1], dtype=torch.float64, device=X.device)
 
 
 def unit_rows(X: Array, *, constant: bool) -> Tensor:

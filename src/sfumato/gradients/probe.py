@@ -70,6 +70,7 @@ from sfumato.gradients.tried import (
     distance_of_engine,
     refuse_distant,
     trace_of,
+    where_others_matter,
     where_spoiled,
 )
 from sfumato.objective import Batch, Objective
@@ -144,8 +145,8 @@ class Probe:
                 _look_at_made_up(objective, params, batch)
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
-        """check(function, rows), every time; but a frozen dataclass, which cannot change, once for such rows."""
-        kinds = tuple((t.dtype, t.shape[1:]) for t in tree_flatten(rows)[0] if isinstance(t, Tensor))
+        """check(function, rows), every time; but a frozen dataclass, which cannot change, once for so many rows."""
+        kinds = tuple((t.dtype, t.shape) for t in tree_flatten(rows)[0] if isinstance(t, Tensor))
         if not any(known is function and kinds == seen for known, seen in self._checked):
             check(function, rows)
             parameters = getattr(type(function), "__dataclass_params__", None)
@@ -178,15 +179,19 @@ def _look(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> T
     except UnsupportedModel:
         if _says_something(objective, params, batch):
             raise
-    rest = _finite_rows(objective, params, batch)
-    if rest is None:
+    usual, unusual = _parted(objective, params, batch)
+    if usual is None:
         return None
     try:
-        return _investigate(objective, params, rest)
+        found = _investigate(objective, params, usual)
     except UnsupportedModel:
-        if _says_something(objective, params, rest):
+        if _says_something(objective, params, usual):
             raise
-    return None
+        return None
+    # Those that were left out must not act on the others, which may be what was seen at first.
+    if unusual is not None and (worst := where_others_matter(objective, params, usual, unusual, found)) is not None:
+        raise UnsupportedModel(mixing_message(objective, worst))
+    return found
 
 
 def _says_something(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> bool:
@@ -200,15 +205,17 @@ def _is_usual(found: list[Row]) -> bool:
     return is_finite(found) and all(float(t.double().norm()) < _LONGEST for t in found[0][1].values())
 
 
-def _finite_rows(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> Batch | None:
-    """Of some rows those that are finite by themselves, however they are jittered."""
+def _parted(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> tuple[Batch | None, Batch | None]:
+    """Of some rows those that are finite by themselves, however they are jittered, and the others."""
 
-    def finite(row: int) -> bool:
+    def is_usual(row: int) -> bool:
         copies = jittered(taken(batch, torch.full((2 * ROWS,), row)), 0)
         return _is_usual(attempt(objective.exactly(), params, copies, [0]))
 
-    rows = [row for row in spread_over(batch)[:_TRIED].tolist() if finite(row)]
-    return taken(batch, torch.tensor(rows)) if rows else None
+    found = {row: is_usual(row) for row in spread_over(batch)[:_TRIED].tolist()}
+    parts = ([row for row, usual in found.items() if usual == wanted] for wanted in (True, False))
+    usual, unusual = (taken(batch, torch.tensor(rows)) if rows else None for rows in parts)
+    return usual, unusual
 
 
 def _made_up(objective: Objective, params: Mapping[str, Tensor], like: Batch) -> tuple[Batch, Row, Row] | None:
@@ -341,7 +348,7 @@ def _refuse_if_integers_matter(
     themselves among the batch's extremes, and a row that is cut short among others that are and that are not.
     """
     extremes, pairs = _extremes(objective, params, batch)
-    if not all(map(is_finite, pairs)) and (rest := _finite_rows(objective, params, batch)) is not None:
+    if not all(map(is_finite, pairs)) and (rest := _parted(objective, params, batch)[0]) is not None:
         extremes, pairs = _extremes(objective, params, rest)  # behind one that is not finite there may be others
     usable = [i for i, pair in enumerate(pairs) if is_finite(pair)]  # an empty row may be worth 0 / 0
     among = (

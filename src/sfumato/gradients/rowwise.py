@@ -21,22 +21,27 @@ from sfumato.objective import Batch
 _ROWS = 8
 
 
-def check_on(rows: Batch | None, like: Batch | None, check: Callable[[Batch], None]) -> None:
-    """check(rows), or where there are none with rows made up like them; that it fails for these by chance is nothing.
+class MixesRows(InvalidArgument):
+    """A user's function lets a row act on another."""
 
-    What mixes rows must be refused for no rows as for one, else an answer tells that there is nobody.
+
+def check_on(rows: Batch | None, like: Batch | None, check: Callable[[Batch], None]) -> None:
+    """check(made-up rows), and check(rows) where there are any.
+
+    What mixes made-up rows is refused whoever is in the data, if anybody: else a refusal would tell. That a function
+    fails for them otherwise says something only where there are no others.
     """
-    if rows is not None:
-        check(rows)
-        return
+    refuses = SfumatoError if rows is None else MixesRows
     for made_up in () if like is None else made_up_rows(like, _ROWS):
         try:
             check(made_up)
-        except SfumatoError:
+        except refuses:
             raise
         except Exception:  # of the user's function, which has no place for such rows
             continue
-        return
+        break
+    if rows is not None:
+        check(rows)
 
 
 def check_row_map(row_map: Callable[[Batch], Tensor], rows: Batch) -> None:
@@ -48,7 +53,7 @@ def check_row_map(row_map: Callable[[Batch], Tensor], rows: Batch) -> None:
         same_others = [_picked(first, [(keep + shift) % _ROWS] * _ROWS) for shift in (1, 4)]
         changed = [row_map(mixed(first, others, keep))[keep] for others in (second, *same_others)]
         if not all(_same(values[keep], v) for v in (*changed, row_map(_picked(first, [keep]))[0])):
-            raise InvalidArgument(
+            raise MixesRows(
                 "row_map gives a row another value when other rows change (centring, normalising or batch norm over "
                 "the rows?): make it a function of each row alone."
             )
@@ -93,12 +98,14 @@ def check_augment(augment: Augment, rows: Batch) -> None:
                     "torch's global generator."
                 )
             for keep in (0, _ROWS - 1):
-                after = seeded(mixed(first, second, keep), seed)
-                if not all(_same(a[keep], b[keep]) for a, b in zip(before, after, strict=True)):
-                    raise InvalidArgument(
-                        "augment gives a row another value when other rows change (MixUp or CutMix between private "
-                        "rows?): mix with public rows only."
-                    )
+                # The others exchanged, and all equal to one of them: a longest or largest one may be among either.
+                for others in (second, *(_picked(first, [(keep + shift) % _ROWS] * _ROWS) for shift in (1, 4))):
+                    after = seeded(mixed(first, others, keep), seed)
+                    if not all(_same(a[keep], b[keep]) for a, b in zip(before, after, strict=True)):
+                        raise MixesRows(
+                            "augment gives a row another value when other rows change (MixUp or CutMix between private "
+                            "rows?): mix with public rows only."
+                        )
 
 
 def _picked(batch: Batch, rows: list[int]) -> Batch:

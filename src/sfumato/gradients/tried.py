@@ -21,7 +21,7 @@ from sfumato.gradients.compared import Named, Row, distance_of, gap_of, same_of,
 from sfumato.gradients.flow import Flow
 from sfumato.gradients.modes import FEW, Trace, TraceMode, module_of, trace
 from sfumato.gradients.passes import Addends, Performance, per_unit
-from sfumato.gradients.probed_rows import LARGEST, jittered, rows_to_probe, taken
+from sfumato.gradients.probed_rows import LARGEST, jittered, mixed, rows_to_probe, taken
 from sfumato.gradients.rules.call import Key
 from sfumato.gradients.spoiled import Entrances, Others
 from sfumato.objective import Batch, Objective
@@ -152,5 +152,19 @@ def where_spoiled(
         # A model that has an error for NaN is shown large numbers; if it has one for these too, nothing can be said.
         gap = change(own, keep, math.nan) or change(own, keep, LARGEST)
         if gap is not None and not gap[0] <= tolerance:
+            return gap[1]
+    return None
+
+
+def where_others_matter(
+    objective: Objective, params: Mapping[str, Tensor], rows: Batch, others: Batch, found: Trace
+) -> str | None:
+    """Where one of the rows is worth something else beside others, which are not finite, than beside its like."""
+    alike = jittered(rows_to_probe(rows, ROWS), 0)
+    beside = mixed(alike, jittered(rows_to_probe(others, ROWS), 0), 0)
+    with contextlib.suppress(Exception):  # as a model may raise for what is not finite
+        pair = [by_engine(objective, params, batch, found) for batch in (alike, beside)]
+        gap = gap_of(*((losses[0], _of_row(addends, 0)) for losses, addends in pair))
+        if not gap[0] <= tolerance_of(params):
             return gap[1]
     return None

@@ -8,9 +8,11 @@ rows pass together must not depend on them, since it changes how all of them are
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
@@ -82,6 +84,10 @@ def _made_up(schema: Batch, size: int, below: int, seed: int) -> Batch:
             most = 2 if like.dtype == torch.bool else min(below, 120) if like.dtype == torch.int8 else below
             return torch.randint(most, shape, generator=generator).to(like.device, like.dtype)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        if (
+            not like.is_cpu
+        ):  # a map may take them for numbers of classes, and there a negative one is worse than an error
+            return uniform.to(like.device, like.dtype)
         every_second = (torch.arange(size) % 2).bool().reshape(-1, *(1 for _ in shape[1:]))
         return torch.where(every_second, 6 * uniform - 3, uniform).to(like.device, like.dtype)
 
@@ -92,14 +98,20 @@ def _rolled(rows: Batch, shift: int, size: int) -> Batch:
     return taken(rows, (torch.arange(size) - shift) % size)
 
 
-class _Leaving(TorchFunctionMode):
+class _Calls(TorchFunctionMode):
     """Notices tensors that are handed to something else than torch, which might even write to them."""
 
-    seen = False
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch, self.leaving = watch, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= func in _WAYS_OUT
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.leaving |= func in _WAYS_OUT
+        if func is not F.one_hot or (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) < 1:
+            return func(*args, **kwargs)
+        with self._watch.only_checked():
+            return func(*args, **kwargs)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,7 +119,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, batch: Batch, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._size, self._trusted = size, True
+        self._size, self._trusted, self._only_checked = size, True, False
         self._results: list[list[Tensor]] = []  # for each the ways to read it row by row
         self._of_rows = {_memory(t) for t in _tensors(batch)}
         self._constant: set[StorageWeakRef] = set()
@@ -116,9 +128,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def sees(self, one_pass: OnePass, batch: Batch) -> bool:
         """Run a pass. Whether what comes out was made of rows in ways that can be seen."""
-        with (leaving := _Leaving()), self:
+        with (calls := _Calls(self)), self:
             out = one_pass(batch)
-        return self._trusted and not leaving.seen and _memory(out) in self._of_rows
+        return self._trusted and not calls.leaving and _memory(out) in self._of_rows
+
+    @contextmanager
+    def only_checked(self) -> Iterator[None]:
+        """While numbers are only taken out to be refused if they are out of range."""
+        self._only_checked = True
+        try:
+            yield
+        finally:
+            self._only_checked = False
 
     def same(self, other: _Watch, shift: int) -> bool:
         """Whether the other pass gave every row the same, `shift` places further on."""
@@ -144,6 +165,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._alive.append(t)
         if of_rows and func._schema.is_mutable and not _tensors(out):
             self._trusted = False  # it does not hand over what it wrote
+        if of_rows and _looks_at_contents(func, args) and not self._only_checked:
+            self._trusted = False
         for t in _tensors(out):
             memory = _memory(t)
             if of_rows:
@@ -164,6 +187,17 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._results.append(ways)
         elif result.is_floating_point() or result.is_complex():
             self._trusted = False  # some rows only, say: whose they are and where they lie is up to other rows
+
+
+def _looks_at_contents(func: Any, args: Any) -> bool:
+    """Whether contents decide a number, on which a branch may hang, or a shape, as those of a mask do.
+
+    So all rows of a pass might be computed otherwise for a row unlike any that is tried.
+    """
+    if torch.Tag.data_dependent_output in func.tags:
+        return True
+    masks = any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:]))
+    return torch.Tag.dynamic_output_shape in func.tags and (masks or func is not torch.ops.aten.index.Tensor)
 
 
 def _by_row(t: Tensor, rows: int) -> Iterator[Tensor]:
