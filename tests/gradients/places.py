@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from sfumato import Clip, Objective
 from sfumato.gradients import Performance
 from sfumato.gradients.passes import exact_products, per_unit
 from sfumato.gradients.probe import Probe
+from sfumato.gradients.watched import by_row
 from sfumato.objective import Batch
 
 # Different rows, in turn. Odd, so that each comes to lie wherever a place's number matters by its last binary digits.
@@ -32,33 +32,22 @@ class Seen:
 
     def note(self, result: Tensor) -> None:
         """A result that has all rows in one of its dimensions, perhaps together with something else."""
-        ways = list(_by_row(result, len(self.of_place)))
+        ways = list(by_row(result, len(self.of_place)))
         if ways:
             found = next(filter(None, map(self._among, ways)), None)
             self.alike.append(found is not None)
             self._known.update(found or {})
             self._results += 1
 
-    def _among(self, by_row: Tensor) -> dict[tuple[int, int], Tensor] | None:
+    def _among(self, way: Tensor) -> dict[tuple[int, int], Tensor] | None:
         """What is now known of all rows; None if there are two truths about one of them."""
         found = {}
         for row in range(MADE_UP):
-            here, key = by_row[self.of_place == row], (self._results, row)
+            here, key = way[self.of_place == row], (self._results, row)
             found[key] = self._known.get(key, here[0].clone())
             if found[key].shape != here.shape[1:] or not torch.equal(found[key].expand_as(here), here):
                 return None
         return found
-
-
-def _by_row(t: Tensor, rows: int) -> Iterator[Tensor]:
-    """(rows, ...), in every way in which it may be meant: rows before or behind what they are merged with."""
-    for dim, size in enumerate(t.shape):
-        if size and size % rows == 0:
-            rest = (*t.shape[:dim], *t.shape[dim + 1 :])
-            merged = t.movedim(dim, 0)
-            yield merged.reshape(rows, -1, *rest)
-            if size > rows:
-                yield merged.reshape(size // rows, rows, -1, *rest).transpose(0, 1)
 
 
 class Watch(TorchDispatchMode):

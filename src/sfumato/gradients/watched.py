@@ -180,7 +180,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nothing = func.is_view or any(word in func.name() for word in ("empty", "set_", "resize_"))
         if nothing or not result.numel():  # what only finds memory, or shows it once more
             return
-        ways = [_bits(by_row) for by_row in _by_row(result, self._size)]
+        ways = [_bits(each) for each in by_row(result, self._size)]
         if result.ndim == 0:
             ways = [_bits(result.reshape(1, 1))[0]]
         if ways:
@@ -200,7 +200,7 @@ def _looks_at_contents(func: Any, args: Any) -> bool:
     return torch.Tag.dynamic_output_shape in func.tags and (masks or func is not torch.ops.aten.index.Tensor)
 
 
-def _by_row(t: Tensor, rows: int) -> Iterator[Tensor]:
+def by_row(t: Tensor, rows: int) -> Iterator[Tensor]:
     """(rows, ...), in every way in which it may be meant: rows before or behind what they are merged with."""
     for dim, size in enumerate(t.shape):
         if size and size % rows == 0:
@@ -211,9 +211,9 @@ def _by_row(t: Tensor, rows: int) -> Iterator[Tensor]:
                 yield merged.reshape(size // rows, rows, -1, *rest).transpose(0, 1)
 
 
-def _bits(by_row: Tensor) -> Tensor:
+def _bits(rows: Tensor) -> Tensor:
     """One number for each row that differs where a bit does."""
-    real = torch.view_as_real(by_row) if by_row.is_complex() else by_row
+    real = torch.view_as_real(rows) if rows.is_complex() else rows
     flat = real.detach().reshape(len(real), -1).contiguous()
     bits = flat.view(_INTEGERS[flat.element_size()]).long()
     return (bits * ((2 * torch.arange(bits.shape[1], device=bits.device) + 1) * _ODD)).sum(1)
