@@ -20,6 +20,7 @@ from sfumato.gradients.watched import AT_ONCE
 from sfumato.objective import Batch, Objective
 
 WHOLE = 64  # rows that fill whole vectors of numbers, of whatever precision
+FEW = 32  # of these each may as well pass alone: to find out whether they may pass together takes as many passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,8 @@ class Sampled:
     @property
     def at_once(self) -> int:
         """Whole vectors, so that no number of a pass is a last one; and parts are cut into passes evenly."""
+        if self.largest is not None and self.largest <= FEW:
+            return 1
         limit, micro_batch = self.limit, self.performance.micro_batch
         wanted = limit if self.largest is None else min(limit, -(-self.largest // WHOLE) * WHOLE)
         even = -(-wanted // -(-wanted // AT_ONCE))
