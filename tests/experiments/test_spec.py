@@ -177,7 +177,7 @@ def test_extended_takes_private_rows_at_their_true_rate() -> None:
 
 def test_methods_stand_on_each_other_as_written() -> None:
     cells = {c.row: c for c in find_spec("cifar10-public").cells if c.column == "epsilon 2"}
-    paper = cells["DOPE-SGD + weight multiplicity"].settings["paper"]
+    paper = cells["DOPE-SGD + weight multiplicity, paper 002's length"].settings["paper"]
     outer = make_method(paper)
     assert outer.func.__name__ == "weight_multiplicity"  # type: ignore[union-attr]
     assert outer.keywords["views"] == 16  # type: ignore[union-attr]
@@ -200,6 +200,7 @@ def test_tables_share_trainings_and_nothing_else() -> None:
     assert len(lengths) == 4
     mirror = paper("000-table3", "epsilon 2, mirror gradient descent", "original setting")
     assert mirror not in {warm, paper("cifar10-public", "mirror descent", "epsilon 2")}
+    assert mirror == paper("cifar10-public", "mirror descent, paper 002's length", "epsilon 2")
 
 
 def test_what_plays_no_part_is_no_part_of_the_settings(tmp_path: Path) -> None:

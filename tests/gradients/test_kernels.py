@@ -518,7 +518,8 @@ def test_offsets_like_without_kernels_and_like_the_reference(name: str, kind: st
     with kernels.using(kernels.Use.NEVER), exact_products(Performance(), recurring=False):
         truth = reference.clipped_sum(objective, params, batch, clip=clip, offsets=offsets)
     assert oracle.relative_error(ours, truth) <= 1e-5
-    assert oracle.relative_error(ours, slow) <= 1e-5
+    # Without our kernels a GPU's library adds the rows of an embedding in an order of its own: 1.7e-5 was seen.
+    assert oracle.relative_error(ours, slow) <= (3e-5 if CUDA else 1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ 5. padding
