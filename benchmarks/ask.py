@@ -105,8 +105,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         [asked[kind] / plain[kind] for asked, plain in zip(times["asked"], times["plain"], strict=True)]
         for kind in (0, 1)
     )
-    (low, high), overhead = _band(clock), statistics.median(clock) - 1
-    low_cpu, high_cpu = _band(threads)
+    (low, high), overhead = band(clock), statistics.median(clock) - 1
+    low_cpu, high_cpu = band(threads)
     return {
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "torch": torch.__version__,
@@ -131,7 +131,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _band(ratios: list[float]) -> tuple[float, float]:
+def band(ratios: list[float]) -> tuple[float, float]:
     """A 95 % confidence band of the median, by ranks: no law is assumed."""
     ordered, n = sorted(ratios), len(ratios)
     away = int(np.ceil(0.98 * np.sqrt(n)))

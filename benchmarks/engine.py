@@ -91,9 +91,8 @@ def measure(workload: str, methods: list[str], *, repeats: int, batch_size: int 
             return None
 
     try:
-        for method in methods:
+        for method in methods:  # one by one: several at once, with threads that wait by spinning, take minutes
             workers[method] = Worker(workload, method, batch_size)
-        for method in methods:
             attempt(method, lambda m=method: workers[m].answer(START_S))
         for method in list(workers):
             if reply := attempt(method, lambda m=method: workers[m].ask("memory")):

@@ -159,3 +159,22 @@ def test_float64_needs_and_gets_almost_no_inflation() -> None:
         assert rounding(torch.float64, length, product=True) < 1e-12
         # Half precision is summed in float32, by tensor cores that may cut off instead of rounding.
         assert rounding(torch.bfloat16, length) == 2 * rounding(torch.float32, length)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_shift_is_rounded_to_no_less_than_it_has_and_changes_only_what_is_its_own(
+    dtype: torch.dtype, own: bool
+) -> None:
+    gradients = torch.randn(3, 5).to(dtype)
+    shift, before = Shift(torch.randn(5), torch.rand(5)), gradients.clone()
+    found = shift.applied(gradients, own=own)
+    assert shift.origin is not None
+    assert shift.scale is not None
+    expected = (before - shift.origin) * shift.scale
+    assert found.dtype == expected.dtype != torch.bfloat16
+    assert torch.equal(found, expected)
+    in_place = own and dtype != torch.bfloat16
+    assert (found is gradients) == in_place
+    assert torch.equal(gradients, expected if in_place else before)
+    assert Shift(None, None).applied(gradients, own=own) is gradients

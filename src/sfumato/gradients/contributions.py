@@ -103,6 +103,17 @@ class Shift:
     origin: Tensor | None
     scale: Tensor | None
 
+    def applied(self, gradients: Tensor, *, own: bool) -> Tensor:
+        """Instantiated gradients, shifted; where they are if they are the caller's `own`.
+
+        A copy would cost as much as instantiating them did: a CPU is slow to find new memory.
+        """
+        for change, by in ((torch.sub, self.origin), (torch.mul, self.scale)):
+            if by is not None:
+                as_wide = torch.result_type(gradients, by) == gradients.dtype
+                gradients, own = change(gradients, by, out=gradients if own and as_wide else None), True
+        return gradients
+
 
 class Contribution(ABC):
     """Per-unit gradients of one parameter, after `prepare` of the vectors scale * (g - origin)."""
@@ -132,7 +143,7 @@ class Contribution(ABC):
 
     def instantiated(self) -> Contribution:
         """The same with every gradient written down."""
-        return Dense(self.dense())
+        return Dense(self.dense(), own=True)
 
     @staticmethod
     def joined(parts: Sequence[Any]) -> Contribution:
@@ -140,7 +151,7 @@ class Contribution(ABC):
         total = parts[0].dense()
         for part in parts[1:]:
             total = total + part.dense()
-        return Dense(total)
+        return Dense(total, own=len(parts) > 1)
 
     def has_ghost(self, shift: Shift) -> bool:
         """Whether norms can be had from factors under this shift."""
@@ -174,10 +185,10 @@ def in_parts(one: Callable[[slice], Tensor], units: int, at_once: int) -> Tensor
 
 
 class Dense(Contribution):
-    """Instantiated gradients, (U, *shape)."""
+    """Instantiated gradients, (U, *shape), which nobody else holds if they are its `own`."""
 
-    def __init__(self, gradients: Tensor) -> None:
-        self.gradients = gradients
+    def __init__(self, gradients: Tensor, *, own: bool = False) -> None:
+        self.gradients, self._own = gradients, own
 
     @property
     def dtype(self) -> torch.dtype:
@@ -191,10 +202,7 @@ class Dense(Contribution):
 
     def prepare(self, shift: Shift) -> Tensor:
         # Shift first, square after: expanding |g|^2 - 2<g,p> + |p|^2 would cancel exactly where an origin is good.
-        if shift.origin is not None:
-            self.gradients = self.gradients - shift.origin
-        if shift.scale is not None:
-            self.gradients = self.gradients * shift.scale
+        self.gradients = shift.applied(self.gradients, own=self._own)
         rows = self.gradients.reshape(len(self.gradients), -1)
         return squared_norms(rows)
 

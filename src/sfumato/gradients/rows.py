@@ -111,8 +111,7 @@ class Rows(Contribution):
         if self.standardisation is not None:
             self._alongside = self.alongside
             self.rows = self.standardisation.mapped(self.rows)
-        self.rows = self.rows if origin is None else self.rows - origin
-        self.rows = self.rows if scale is None else self.rows * scale
+        self.rows = Shift(origin, scale).applied(self.rows, own=True)
         return squared_norms(self.rows.flatten(1))
 
     def weighted_sum(self, factors: Tensor, at_once: int) -> Tensor:

@@ -200,7 +200,7 @@ class Convolution(Contribution):
         return self.by_kernel or (self.x.is_cuda and self.geometry.groups == 1)
 
     def instantiated(self) -> Contribution:
-        return Rows(self.rows(), self.order) if self.in_rows() else Dense(self.dense())
+        return Rows(self.rows(), self.order) if self.in_rows() else Dense(self.dense(), own=True)
 
     def dense(self) -> Tensor:
         """The fastest of three ways by size, as measured on a CPU: patches, unit by unit, or units as groups."""
@@ -250,13 +250,28 @@ class Convolution(Contribution):
         ghost = Ghost(*factored_norms(gram(self._vectors(self.dy.flatten(2))), patches, error, least))
         if shift.origin is None:
             return ghost.squared
-        # In chunks of channels, so that no chain of additions outgrows the bound on its rounding.
-        inner = torch.zeros_like(ghost.squared)
-        step = max(1, PRODUCT_BLOCK // math.prod(self.geometry.kernel))
-        for x_part, p_part in zip(torch.split(self.x, step, 1), torch.split(shift.origin, step, 1), strict=True):
-            forward = self.geometry.forward(x_part.contiguous(), p_part.contiguous())
-            inner += (forward * self.dy).reshape(self.units, -1).double().sum(1)
-        return ghost.around(shift.origin, inner, (R, outputs, inputs))
+        inner = (self._forward_in_chunks(shift.origin) * self.dy).reshape(self.units, -1).double().sum(1)
+        return ghost.around(shift.origin, inner, (R, outputs, inputs), error=self._inner_error)
+
+    @property
+    def _channels_at_once(self) -> int:
+        return max(1, PRODUCT_BLOCK // math.prod(self.geometry.kernel))
+
+    def _forward_in_chunks(self, weight: Tensor) -> Tensor:
+        """In chunks of channels, so that no chain of additions outgrows the bound on its rounding."""
+        chunks = (torch.split(t, self._channels_at_once, 1) for t in (self.x, weight))
+        total: Tensor | None = None
+        for x, w in zip(*chunks, strict=True):
+            part = self.geometry.forward(x.contiguous(), w.contiguous())
+            total = part if total is None else total.add_(part)
+        assert total is not None  # a convolution has channels
+        return total
+
+    @property
+    def _inner_error(self) -> float:
+        chunks = math.ceil(self.x.shape[1] / self._channels_at_once)
+        own = rounding(self.x.dtype, self.sizes[2] + 8, product=True)
+        return own + (chunks + 2) * torch.finfo(self.x.dtype).eps / 2
 
     def _vectors(self, t: Tensor) -> Tensor:
         """(rows, K, positions) -> (units, R, K)."""
