@@ -98,9 +98,9 @@ def measure(name: str, objective: Objective, batch: tuple[Tensor, ...], *, views
     }
 
 
-def on_cpu(name: str, rounds: int) -> Row:
+def on_cpu(name: str, rounds: int, batch_size: int | None = None) -> Row:
     workload = WORKLOADS[name]
-    module, batch = workload.build()
+    module, batch = workload.build(batch_size)
     return measure(name, Objective(module, workload.loss), batch, views=1, rounds=rounds)
 
 
@@ -116,7 +116,7 @@ def markdown(rows: list[Row]) -> str:
     lines = ["| model | device | batch x views | DP-SGD, s | DOPE-SGD, s | ratio |", "| --- " * 6 + "|"]
     for r in rows:
         title = WORKLOADS[r["workload"]].title.split(",")[0] if r["workload"] in WORKLOADS else "WRN-16-4, bfloat16"
-        device = r["device"] if r["threads"] is None else f"CPU, {r['threads']} threads"
+        device = r["device"] if r["threads"] is None else f"CPU, {r['threads']} thread{'s' if r['threads'] > 1 else ''}"
         seconds = f"{r['seconds_dp_sgd']:.4f} | {r['seconds_dope_sgd']:.4f}"
         ratio = f"{r['ratio']:.2f} ({r['low']:.2f} to {r['high']:.2f})"
         lines.append(f"| {title} | {device} | {r['batch']} x {r['views']} | {seconds} | {ratio} |")

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ask, distributed, engine, gpt2_finetune, gpu, scaling, selection
+from benchmarks import ask, distributed, engine, gpt2_finetune, gpu, origin, scaling, selection
 from benchmarks.gpu import Row, times
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +80,17 @@ def page() -> str:
             "All methods of a workload take turns in one run, each in its own process. Every private method computes "
             "the sum of per-example gradients clipped to norm 1, without noise, and is compared with `vmap` before it "
             "is timed.",
+            "",
+            "## A step of DOPE-SGD beside one of DP-SGD",
+            "",
+            origin.markdown(_stored("origin")),
+            "",
+            "The same step with and without a public origin to clip around, which was taken before: both ask the door, "
+            "draw noise and move the weights, and take turns in one process. CPU time of all threads, on a GPU the "
+            "clock; the ratio is the median of neighbours', with a 95 % band, and its goal 1.05. Where gradients stay "
+            "factors, in linear layers and late convolutions, one more product of matrices tells how long they are "
+            "around an origin: up to a third of what such a layer needs without one. "
+            "`python -m benchmarks.origin --store` measures it.",
             "",
             f"## DP-SGD on MNIST at epsilon {setting['epsilon']:g}, delta {setting['delta']:g}",
             "",
