@@ -22,7 +22,7 @@ from sfumato.gradients.contributions import Contribution, Dense, Shift
 from sfumato.gradients.factored import Outer
 from sfumato.gradients.passes import Addends, per_unit
 from sfumato.gradients.probe import Probe
-from sfumato.gradients.rules.convolution import Convolution
+from sfumato.gradients.rules.convolution import Convolution, Geometry
 from sfumato.objective import Objective
 from tests.gradients import layers, oracle
 
@@ -459,6 +459,67 @@ def test_the_bound_on_a_norm_is_a_bound_in_any_memory_layout(kind: str, strided:
             if not bool((truth <= bound * ROUNDED).all()):
                 failures.append(f"{name} {length}: {float((truth / bound).max()) - 1:.1e}")
     assert not failures, failures
+
+
+@pytest.mark.parametrize("path", ["auto", "dense"])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(20, 10, bias=False), (20,)),
+        (lambda: nn.Linear(20, 10, bias=False), (5, 20)),
+        (lambda: nn.Conv2d(64, 32, 3, bias=False), (64, 3, 3)),
+    ],
+    ids=["linear", "positions", "convolution"],
+)
+def test_an_overflow_beside_an_origin_is_no_short_gradient(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], path: str
+) -> None:
+    """<g, p> overflows before |g|^2 does: minus infinity is no squared norm, and 0 least of all."""
+    torch.manual_seed(0)
+    objective = Objective(layer(), lambda module, x: module(x).flatten(1).square().sum(1))
+    params, row = objective.parameters(), torch.rand(1, *shape)
+    origin = Gradient(clipped_sum(objective, params, torch.rand(3, *shape), clip=Clip(1e9)))
+    clip = Clip(1.0, origin=origin * (30 / float(origin.norm())))
+    failures = []
+    for exponent in torch.linspace(15, 22, 71).tolist():
+        found = Gradient(clipped_sum(objective, params, row * 10**exponent, clip=clip, performance=PATHS[path]))
+        if not float(found.norm()) <= ROUNDED:
+            failures.append(f"10^{exponent:.1f}: {float(found.norm()):.2g} C")
+    assert not failures, failures
+
+
+def test_the_bound_on_a_convolutions_norm_holds_for_many_outputs_and_for_large_kernels() -> None:
+    """Its Gram matrices add over inputs and over outputs, and one channel under a large kernel is a long chain, too."""
+    failures = []
+    lost = torch.full((2, 1000, 1, 1), 2.0**-12 * 0.99)
+    lost[:, 0] = 1.0
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 1, 1)
+    exact = Convolution(x.double(), lost.double(), torch.zeros(1000, 2, 1, 1).double(), _geometry(1), 2).dense()
+    failures += _above_its_bound("outputs", x, lost, exact[0].float() * (1 - 3e-3))
+    for channels, size, many, share in itertools.product((1, 3), (32, 64), (0.3, 2.0), (0.99, 1.5)):
+        x = torch.full((1, channels, size, size), (2.0**-24 * share / many) ** 0.5)
+        origin = torch.zeros(8, channels, size, size)
+        origin[0] = -many * x[0]
+        x[0, 0, 0, 0] = origin[0, 0, 0, 0] = 1.0
+        dy = torch.zeros(1, 8, 1, 1)
+        dy[0, 0] = 1.0
+        failures += _above_its_bound(f"{channels} x {size} x {size}, {many}, {share}", x, dy, origin)
+    assert not failures, failures
+
+
+def _geometry(size: int) -> Geometry:
+    return Geometry((size, size), (1, 1), (0, 0), (1, 1), 1)
+
+
+def _above_its_bound(name: str, x: Tensor, dy: Tensor, origin: Tensor) -> list[str]:
+    geometry, weight = _geometry(origin.shape[-1]), torch.zeros_like(origin)
+    exact = Convolution(x.double(), dy.double(), weight.double(), geometry, len(x)).dense()
+    truth = (exact - origin.double()).flatten(1).norm(dim=1)
+    bound = Convolution(x, dy, weight, geometry, len(x)).prepare(Shift(origin, None)).sqrt()
+    return (
+        [] if bool((truth <= bound * ROUNDED).all()) else [f"{name}: {float((truth / bound).max()):.3f} of its bound"]
+    )
 
 
 def _outer(a: Tensor, b: Tensor) -> tuple[Outer, Tensor]:

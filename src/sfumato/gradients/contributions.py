@@ -80,6 +80,11 @@ def factored_norms(gram_a: Tensor, gram_b: Tensor, error: float, least: float) -
     return (gram_a * gram_b + doubt).sum((1, 2)), a.sum(1), (a * b).sum(1)
 
 
+def not_negative(squared: Tensor) -> Tensor:
+    """Squared norms that rounding made negative are 0; what has overflowed is infinite, also where it is -infinite."""
+    return torch.where(squared.isfinite(), squared.clamp_min(0), torch.inf)
+
+
 def squared_norms(rows: Tensor) -> Tensor:
     """Squared L2 norm of every row of a (U, P) tensor, never too small: blocks in working precision, then float64."""
     U, P = rows.shape
@@ -232,26 +237,18 @@ class Ghost:
         return Ghost(self.squared + other.squared, self.a + other.a, self.ab + other.ab)
 
     def around(
-        self,
-        origin: Tensor,
-        inner: Tensor,
-        sizes: tuple[int, int, int],
-        *,
-        error: float | None = None,
-        size: Tensor | None = None,
+        self, origin: Tensor, inner: Tensor, sizes: tuple[int, int, int], *, error: float, size: Tensor | None = None
     ) -> Tensor:
         """|g - p|^2 = |g|^2 - 2<g, p> + |p|^2, plus a bound on what rounding can hide where the terms cancel.
 
-        `inner` is off by `error` times the two lengths, by default that of chains of at most a block. `size` is `ab`
-        after a scale, and `origin` is scaled too.
+        `inner` is off by `error` times the two lengths. `size` is `ab` after a scale, and `origin` is scaled too.
         """
         R, outputs, inputs = sizes
         length = origin.double().norm()
-        error = rounding(origin.dtype, inputs + 8, product=True) if error is None else error
         doubt = 2 * error * (self.ab if size is None else size) * length
         vanished = inputs * outputs**0.5 * self.a + R * outputs + (outputs * inputs) ** 0.5 * self.ab
         doubt = doubt + 16 * underflow(origin.dtype, 1) * vanished  # a term may be flushed at each of a few additions
-        result: Tensor = (self.squared - 2 * inner + length.square()).clamp_min(0) + doubt
+        result: Tensor = not_negative(self.squared - 2 * inner + length.square()) + doubt
         return result
 
 

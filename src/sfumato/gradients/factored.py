@@ -22,6 +22,7 @@ from sfumato.gradients.contributions import (
     factored_norms,
     gram,
     in_parts,
+    not_negative,
     rounding,
     shifted_sum,
     squared_norms,
@@ -248,7 +249,7 @@ class Tied(Contribution):
         whole = self.read.ghost() + self.used.ghost()
         whole = Ghost(whole.squared + 2 * self._inner_product(), whole.a, whole.ab)
         if shift.origin is None:
-            return whole.squared.clamp_min(0)
+            return not_negative(whole.squared)
         inner = self.read.inner(shift.origin) + self.used.inner(shift.origin)
         R, outputs, inputs = self.used.sizes
         error = max(self.read.inner_error, self.used.inner_error)

@@ -296,6 +296,7 @@ class _Collected:
                 self._small[name] = gradients  # a GPU is asked once for all of these
                 return
             order = Order(tuple(gradients.shape[1:]), channels_last=False)
+            # Rows take what they get for their own, but a kernel, which has these, leaves them as they are.
             whole = self._done[name] = Rows(gradients.reshape(*gradients.shape[:2], -1).contiguous(), order)
         self._squared.append(whole.prepare(shift))
 

@@ -246,7 +246,8 @@ class Convolution(Contribution):
             patches = self._patch_gram(gram(self._vectors(self.x.flatten(2))))
         else:  # a stride: there are fewer patches than pixels
             patches = gram(self._vectors(self.geometry.patches(self.x)))
-        error, least = rounding(self.x.dtype, inputs, product=True), underflow(self.x.dtype, inputs)
+        longest, dtype = max(outputs, inputs), self.x.dtype
+        error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
         ghost = Ghost(*factored_norms(gram(self._vectors(self.dy.flatten(2))), patches, error, least))
         if shift.origin is None:
             return ghost.squared
@@ -270,8 +271,9 @@ class Convolution(Contribution):
     @property
     def _inner_error(self) -> float:
         chunks = math.ceil(self.x.shape[1] / self._channels_at_once)
-        own = rounding(self.x.dtype, self.sizes[2] + 8, product=True)
-        return own + (chunks + 2) * torch.finfo(self.x.dtype).eps / 2
+        # One channel under a large kernel may be longer than a block.
+        chain = min(self.sizes[2], self._channels_at_once * math.prod(self.geometry.kernel)) + 8
+        return (chain + chunks + 2) * torch.finfo(self.x.dtype).eps / 2
 
     def _vectors(self, t: Tensor) -> Tensor:
         """(rows, K, positions) -> (units, R, K)."""
