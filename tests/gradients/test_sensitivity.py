@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from sfumato.errors import InvalidArgument
 from sfumato.gradients import Clip, Gradient, Performance, Units, clipped_sum
 from sfumato.gradients.contributions import Contribution, Dense, Shift
 from sfumato.gradients.factored import Outer
@@ -520,6 +521,53 @@ def _above_its_bound(name: str, x: Tensor, dy: Tensor, origin: Tensor) -> list[s
     return (
         [] if bool((truth <= bound * ROUNDED).all()) else [f"{name}: {float((truth / bound).max()):.3f} of its bound"]
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (9, 3)], ids=str)
+def test_a_scale_does_not_magnify_what_a_tiny_factor_lost(shape: tuple[int, int]) -> None:
+    """A factor so small that a clip factor rounds it up, beside one so large that it matters."""
+    inputs, outputs = shape
+    objective, failures = Objective(nn.Linear(inputs, outputs, bias=False), lambda m, b: (m(b[0]) * b[1]).sum(1)), []
+    for s, norm in itertools.product((1.0, 1e3, 1e5, 1e7, 1e12), (0.01, 1.0)):
+        clip = Clip(norm, scale=Gradient({"weight": torch.full((outputs, inputs), s)}))
+        for size, share in itertools.product((1e16, 1e19, 1e30, 1e38, 3e38), (0.501, 0.6, 0.99, 1.1, 1.3)):
+            tiny = norm / (share * s * size * (inputs * outputs) ** 0.5)  # so that the clip factor is the share
+            row = torch.full((1, inputs), size), torch.full((1, outputs), max(1, round(tiny / 2**-149)) * 2.0**-149)
+            found = clipped_sum(objective, objective.parameters(), row, clip=clip)["weight"].double().norm()
+            if not float(found) <= norm * ROUNDED:
+                failures.append(f"s={s:g}, C={norm:g}, {size:g}, {share}: {float(found) / norm:.6f} C")
+    assert not failures, failures
+
+
+@pytest.mark.parametrize("s", [1e-12, 1e-6, 1.0, 1e6, 1e12])
+def test_around_an_origin_a_scale_of_any_size_in_range_bounds(s: float) -> None:
+    objective = Objective(nn.Linear(2, 2, bias=False), lambda m, b: (m(b[0]) * b[1]).sum(1))
+    torch.manual_seed(0)
+    a, b = torch.randn(1, 2), torch.randn(1, 2)
+    origin = Gradient({"weight": a.T @ b / float((s * a.T @ b).norm())})
+    for times, norm in itertools.product((-1.0, 0.5, 1.1, 2.0), (1e-3, 0.1, 1.0)):
+        clip = Clip(norm, origin=origin, scale=Gradient({"weight": torch.full((2, 2), s)}))
+        row = (times * b / float((s * a.T @ b).norm()), a)
+        found = float(clipped_sum(objective, objective.parameters(), row, clip=clip)["weight"].double().norm())
+        assert 0.99 * norm * min(1.0, abs(times - 1) / norm) <= found <= norm * ROUNDED
+
+
+@pytest.mark.parametrize("s", [9e-13, 1.1e12, -2e12])
+def test_a_scale_whose_norms_rounding_would_lose_is_refused(s: float) -> None:
+    with pytest.raises(InvalidArgument, match=r"scale has entries outside 1e-12\.\.1e\+12"):
+        Clip(1.0, scale=Gradient({"weight": torch.tensor([1.0, 0.0, s])}))
+    Clip(1.0, scale=Gradient({"weight": torch.tensor([1.0, 0.0, -1e12, 1e-12], dtype=torch.float64)}))
+
+
+def test_a_convolutions_bound_knows_how_many_positions_are_added_up() -> None:
+    """Positions whose products are each rounded up in the sum, and lost in what Gram matrices tell."""
+    torch.manual_seed(0)
+    x, dy = torch.ones(1, 2, 45, 45), torch.full((1, 3, 45, 45), 1.02 * 2.0**-24)
+    dy[..., 0, 0] = 1.0
+    convolution = Convolution(x, dy, torch.zeros(3, 2, 1, 1), _geometry(1), 1)
+    bound = float(convolution.prepare(Shift(None, None)).sqrt())
+    found = convolution.weighted_sum(torch.ones(1, dtype=torch.float64), 1 << 20).double().norm()
+    assert float(found) <= bound * ROUNDED
 
 
 def _outer(a: Tensor, b: Tensor) -> tuple[Outer, Tensor]:

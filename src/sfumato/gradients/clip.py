@@ -18,9 +18,19 @@ from sfumato.gradients.gradient import Gradient
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers are, of those on a CPU: a GPU would have to finish all its work before it can say.
 
-    There, an origin or scale that is not finite makes every unit's norm so, and every contribution zero.
+    There, an origin or scale that is not finite makes every unit's norm so, and every contribution zero; so does a
+    scale that is out of range.
     """
     return all(bool(torch.isfinite(t).all()) for t in tensors if not t.is_cuda)
+
+
+SMALLEST_SCALE, LARGEST_SCALE = 1e-12, 1e12  # of entries that are not 0: squares of others vanish or outgrow float32
+
+
+def in_range(scale: Tensor) -> Tensor:
+    """Whether all entries are such that norms under this scale can be trusted, as a tensor: nobody waits for a GPU."""
+    size = scale.abs()
+    return ((size == 0) | ((size >= SMALLEST_SCALE) & (size <= LARGEST_SCALE))).all()
 
 
 def largest_norm(dtype: torch.dtype) -> float:
@@ -85,6 +95,11 @@ class Clip:
                     raise InvalidArgument(
                         f"{argument} has NaN or infinite entries: check the public data it came from."
                     )
+        if self.scale is not None and not all(bool(in_range(t)) for t in self.scale.values() if not t.is_cuda):
+            raise InvalidArgument(
+                f"scale has entries outside {SMALLEST_SCALE:g}..{LARGEST_SCALE:g} that are not 0: bring them into that "
+                "range, since norms under others are lost to rounding."
+            )
 
     @staticmethod
     def check_is_one(clip: Any) -> None:

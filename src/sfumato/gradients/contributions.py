@@ -236,6 +236,10 @@ class Ghost:
         """Of the sum of two gradients, but for twice their inner product."""
         return Ghost(self.squared + other.squared, self.a + other.a, self.ab + other.ab)
 
+    def as_summed(self, error: float) -> Ghost:
+        """With the rounding of a sum of a unit's R products, perhaps in one chain, relative to their lengths."""
+        return Ghost((self.squared.sqrt() + error * self.ab).square(), self.a, self.ab)
+
     def around(
         self, origin: Tensor, inner: Tensor, sizes: tuple[int, int, int], *, error: float, size: Tensor | None = None
     ) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sfumato import kernels
+from sfumato.gradients.clip import in_range
 from sfumato.gradients.contributions import (
     HALF,
     PRODUCT_BLOCK,
@@ -31,6 +32,8 @@ from sfumato.gradients.contributions import (
 )
 
 _HALVES = 2  # 16-bit matrices that an origin is split into: what they leave is far below the rounding of its products
+
+_LONGEST = 1e19  # a factor's largest entry under a scale; without one, squares overflow beyond that
 
 _BLOCKS = 16  # of a product, added up in working precision
 
@@ -98,7 +101,8 @@ class Outer(Contribution):
                 return ghost.squared
             return ghost.around(origin, self.inner(origin), self.sizes, error=self.inner_error)
         # R = 1: |s * (ab' - p)|^2 = (a^2)' s^2 (b^2) - 2 a'(s^2 p) b + |s p|^2.
-        ghost = Ghost(self._scaled_single(scale), ghost.a, ghost.ab)
+        squared = torch.where(in_range(scale), self._scaled_single(scale), torch.inf)
+        ghost = Ghost(squared, ghost.a, ghost.ab)
         if origin is None:
             return ghost.squared
         inner, size = self.inner(scale * scale * origin), ghost.squared.sqrt()
@@ -116,16 +120,16 @@ class Outer(Contribution):
         if self.by_kernel:
             from sfumato.kernels import outer
 
-            return self._as_summed(Ghost(*outer.squared_norms(self.wide, self.b)))
+            return Ghost(*outer.squared_norms(self.wide, self.b)).as_summed(self._sum_error)
         longest, dtype = max(self.outputs, self.b.shape[2]), self.b.dtype
         gram_a = (self.a.unsqueeze(1) == self.a.unsqueeze(2)).double() if self.one_hot else gram(self.a)
         error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
-        return self._as_summed(Ghost(*factored_norms(gram_a, gram(self.b), error, least)))
+        ghost = Ghost(*factored_norms(gram_a, gram(self.b), error, least))
+        return ghost.as_summed(self._sum_error)
 
-    def _as_summed(self, ghost: Ghost) -> Ghost:
-        """With the sum's own rounding: a unit's R products are added up in working precision, perhaps in one chain."""
-        chain = (self.b.shape[1] + 16) * torch.finfo(summed_in(self.b.dtype)).eps
-        return Ghost((ghost.squared.sqrt() + chain * ghost.ab).square(), ghost.a, ghost.ab)
+    @property
+    def _sum_error(self) -> float:
+        return (self.b.shape[1] + 16) * torch.finfo(summed_in(self.b.dtype)).eps
 
     def _scaled_single(self, scale: Tensor) -> Tensor:
         """(a^2)' s^2 (b^2), each factor brought to at most 1 first so that no square overflows or vanishes unseen."""
@@ -143,7 +147,9 @@ class Outer(Contribution):
         entries = self.outputs * b.shape[1]
         # All terms are positive, so the relative error is that of the longest chain of additions.
         squared = squared * (1 + (b.shape[1] + 8) * torch.finfo(b.dtype).eps) + underflow(b.dtype, 4 * entries)
-        return squared * (most_a.double() * most_b.double() * most_s.double()).square()
+        squared = squared * (most_a.double() * most_b.double() * most_s.double()).square()
+        # Beside so long a factor the other one, times a clip factor, may be too small to be rounded well.
+        return torch.where((most_a > _LONGEST) | (most_b > _LONGEST), torch.inf, squared)
 
     def inner(self, matrix: Tensor) -> Tensor:
         """<g_i, matrix> for every unit; off by `inner_error` times the two lengths."""

@@ -249,6 +249,7 @@ class Convolution(Contribution):
         longest, dtype = max(outputs, inputs), self.x.dtype
         error, least = rounding(dtype, longest, product=True), underflow(dtype, longest)
         ghost = Ghost(*factored_norms(gram(self._vectors(self.dy.flatten(2))), patches, error, least))
+        ghost = ghost.as_summed((R + 8) * torch.finfo(dtype).eps / 2)
         if shift.origin is None:
             return ghost.squared
         inner = (self._forward_in_chunks(shift.origin) * self.dy).reshape(self.units, -1).double().sum(1)
