@@ -18,8 +18,8 @@ from sfumato.gradients.gradient import Gradient
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers are, of those on a CPU: a GPU would have to finish all its work before it can say.
 
-    There, an origin or scale that is not finite makes every unit's norm so, and every contribution zero; so does a
-    scale that is out of range.
+    There, an origin or scale that is not finite makes every unit's norm so, and every contribution zero; where norms
+    come from factors, so does a scale that is out of range.
     """
     return all(bool(torch.isfinite(t).all()) for t in tensors if not t.is_cuda)
 

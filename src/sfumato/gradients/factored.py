@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sfumato import kernels
-from sfumato.gradients.clip import in_range
+from sfumato.gradients.clip import fading, in_range
 from sfumato.gradients.contributions import (
     HALF,
     PRODUCT_BLOCK,
@@ -32,8 +32,6 @@ from sfumato.gradients.contributions import (
 )
 
 _HALVES = 2  # 16-bit matrices that an origin is split into: what they leave is far below the rounding of its products
-
-_LONGEST = 1e19  # a factor's largest entry under a scale; without one, squares overflow beyond that
 
 _BLOCKS = 16  # of a product, added up in working precision
 
@@ -149,7 +147,7 @@ class Outer(Contribution):
         squared = squared * (1 + (b.shape[1] + 8) * torch.finfo(b.dtype).eps) + underflow(b.dtype, 4 * entries)
         squared = squared * (most_a.double() * most_b.double() * most_s.double()).square()
         # Beside so long a factor the other one, times a clip factor, may be too small to be rounded well.
-        return torch.where((most_a > _LONGEST) | (most_b > _LONGEST), torch.inf, squared)
+        return squared / (fading(most_a.double(), b.dtype) * fading(most_b.double(), b.dtype)).square()
 
     def inner(self, matrix: Tensor) -> Tensor:
         """<g_i, matrix> for every unit; off by `inner_error` times the two lengths."""
