@@ -51,15 +51,20 @@ ALGORITHMS: dict[str, Row] = {
     "ada_dps": lambda **how: AdaDPS(public_batch=6, method=partial(dp_sgd, **how)),
     "weight_multiplicity": lambda views=2, **how: partial(weight_multiplicity, views=views, public_batch=5, **how),
     "extended": lambda **how: Extended(private_batch=8, public_batch=4, method=partial(dp_sgd, **how)),
+    "extended, bounded": lambda **how: Extended(
+        private_batch=8, public_batch=4, public_clip=0.2, method=partial(dp_sgd, **how)
+    ),
     "exact_mirror": lambda **how: ExactMirror(step_size=0.3, strength=3.0, method=partial(dp_sgd, **how)),
     "all of them": lambda views=2, **how: AdaDPS(
         public_batch=6,
         method=MirrorDescent(
             decay_steps=3,
             public_batch=6,
+            public_clip=0.3,
             method=Extended(
                 private_batch=8,
                 public_batch=4,
+                public_clip=0.3,
                 method=ShrunkOrigin(
                     public_batch=6,
                     step_size=0.3,
@@ -506,6 +511,8 @@ def test_an_algorithm_is_a_short_file() -> None:
         lambda: MirrorDescent(decay_steps=5, alpha_min=1.5),
         lambda: MirrorDescent(decay_steps=5, answer_clip=0.0),
         lambda: MirrorDescent(decay_steps=5, answer_clip=-1.0),
+        lambda: MirrorDescent(decay_steps=5, public_clip=0.0),
+        lambda: Extended(private_batch=5, public_batch=5, public_clip=-1.0),
         lambda: walk(partial(dope_sgd, origin_clip=-1), objective(), lambda q: None),
         lambda: walk(ShrunkOrigin(origin_clip=-1), objective(), lambda q: None),
         lambda: walk(partial(dope_sgd, step_size=0.0), objective(), lambda q: None),
@@ -570,6 +577,27 @@ def test_the_step_that_the_origin_makes_is_bounded_under_a_scale(method: Any, st
     algorithm(method).step(state, of.parameters(), public(of), ask, scale=scale)
     assert asked[0].clip.origin is not None
     assert float((scale * asked[0].clip.origin).norm()) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("size", [7.0, 0.1])
+@pytest.mark.parametrize(
+    ("method", "weight"),
+    [
+        (Extended(private_batch=3, public_batch=1, public_clip=0.05), 0.25),
+        (MirrorDescent(decay_steps=1, public_clip=0.05), 1.0),
+    ],
+    ids=["extended", "mirror_descent"],
+)
+def test_public_gradients_that_join_are_bounded_under_a_scale(method: Any, weight: float, size: float) -> None:
+    of = objective()
+    nothing = Gradient({n: torch.zeros_like(p) for n, p in of.parameters().items()})
+    torch.manual_seed(0)
+    scale = Gradient({n: size * (1 + torch.rand_like(p)) for n, p in of.parameters().items()})
+    state = method.init(of.parameters())
+    for _ in range(2):  # the first step of a mixture is private
+        update, state = method.step(state, of.parameters(), public(of), lambda q: nothing, scale=scale)
+    assert float(update.norm()) == pytest.approx(weight * 0.05)
+    assert float((scale * public(of).gradient(of.parameters())).norm()) > 0.06  # without the bound it is longer
 
 
 @pytest.mark.parametrize("caution", [0.0, 0.5, 2.0])

@@ -104,6 +104,7 @@ def test_options_reach_their_method(sfumato: Sfumato, config: Path) -> None:
     options = {
         "origin_clip": 0.7,
         "public_batch": 20,
+        "public_clip": 0.3,
         "decay_steps": "inf",
         "alpha_min": 0.5,
         "answer_clip": 2.5,
@@ -121,7 +122,13 @@ def test_options_reach_their_method(sfumato: Sfumato, config: Path) -> None:
     ada, mirror, dope, multiplicity, bottom = (found for _, found in chain(run_of(config)))
     assert ada == {"damping": 3.0, "memory": 0.5, "public_batch": 20}
     assert mirror.pop("step_size") is None
-    assert mirror == {"decay_steps": float("inf"), "alpha_min": 0.5, "answer_clip": 2.5, "public_batch": 20}
+    assert mirror == {
+        "decay_steps": float("inf"),
+        "alpha_min": 0.5,
+        "answer_clip": 2.5,
+        "public_batch": 20,
+        "public_clip": 0.3,
+    }
     assert dope == {"clip": 1.0, "origin_clip": 0.7, "public_batch": 20}
     assert multiplicity == {"views": 3, "radius": 0.2, "public_batch": 11}
     assert bottom == {"clip": 1.0, "views": 3, "augment": None}
@@ -211,7 +218,15 @@ def test_public_rows_join_the_batch_and_the_private_rate_is_the_true_one(sfumato
     trained(sfumato, config)
     run = run_of(config)
     assert run.config["sampler"]["batch_size"] == 100
-    assert chain(run)[0] == ("Extended", {"private_batch": 100, "public_batch": 10})
+    assert chain(run)[0] == ("Extended", {"private_batch": 100, "public_batch": 10, "public_clip": None})
+
+
+def test_public_rows_that_join_can_be_bounded(sfumato: Sfumato, config: Path) -> None:
+    edit(config, "batch_size = 100", "batch_size = 110\nextended = true")
+    add(config, "[method]\npublic_clip = 0.5")
+    assert trained(sfumato, config, "--dry-run")["method"]["extended"]["public_clip"] == 0.5
+    trained(sfumato, config)
+    assert chain(run_of(config))[0] == ("Extended", {"private_batch": 100, "public_batch": 10, "public_clip": 0.5})
 
 
 def test_a_full_batch_is_extended_by_all_public_rows(sfumato: Sfumato, config: Path) -> None:

@@ -141,6 +141,18 @@ def test_public_rows_join_below_the_methods_that_carry_state(tmp_path: Path) -> 
     assert stack == [AdaDPS, ShrunkOrigin, Extended, weight_multiplicity]
 
 
+@pytest.mark.parametrize("row", ["extended", "mirror"])
+def test_public_gradients_that_join_are_bounded_if_asked(tmp_path: Path, row: str) -> None:
+    bounded = SMALL.replace("decay_steps = 4", "decay_steps = 4, public_clip = 0.5")
+    bounded = bounded.replace('setting = "extended"', 'setting = "extended"\nextended_clip = 0.5')
+
+    def joining(text: str) -> Any:
+        cell = next(c for c in load_spec(write_spec(tmp_path, text)).cells if c.row == row)
+        return make_method(cell.settings["smoke"])
+
+    assert (joining(SMALL).public_clip, joining(bounded).public_clip) == (None, 0.5)
+
+
 def test_given_noise_is_charged_for_what_is_asked(spec: Spec, tmp_path: Path) -> None:
     job = job_of(spec, "mirror", tmp_path)
     record = run_job(job, device=CPU)

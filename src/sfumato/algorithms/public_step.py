@@ -21,16 +21,17 @@ def public_step(
     params: Params,
     public: Public | None,
     batch: int | None,
-    longest: float = math.inf,
+    longest: float | None = None,
     step_size: float | None = None,
     *,
     scale: Gradient | None = None,
 ) -> Gradient:
-    """The gradient of a public batch, so that the step along it (under the scale, if any) is no longer than `longest`.
+    """The gradient of a public batch, no longer than `longest` (under the scale, if any).
 
     With a `step_size`, what it is going to be multiplied by, the step also ends where the loss of another public batch
     stops falling.
     """
+    longest = math.inf if longest is None else longest
     if not longest > 0:
         raise InvalidArgument(f"origin_clip={longest} must be positive: it is the longest public step.")
     if step_size is not None and not 0 < step_size < math.inf:

@@ -115,7 +115,7 @@ _RANGES = {
     """,
     "a positive, finite number": """
         privacy.epsilon privacy.budget training.clip training.learning_rate method.damping method.answer_clip
-        method.radius warmup.learning_rate afterwards.epsilon
+        method.public_clip method.radius warmup.learning_rate afterwards.epsilon
     """,
     "a positive number, or inf": "method.decay_steps method.origin_clip",
     "a finite number of at least 0": """
@@ -211,7 +211,7 @@ def _check_method(config: Config) -> None:
         )
     for key, users in USED_BY.items():
         value = getattr(config.method, key)
-        if value is not None and not set(users) & set(methods):
+        if value is not None and not set(users) & {*methods, *(("extended",) if training.extended else ())}:
             raise InvalidArgument(
                 f"[method] {key}={value} is not used by method={given!r}: it is of {' and '.join(users)}, so leave it "
                 "out."

@@ -59,7 +59,7 @@ def layers(config: Config, clip: float | Clip, batch: tuple[float, int]) -> list
     shared = {"public_batch": method.public_batch}
     # Of plain descent in the long run: what momentum makes of one gradient, all steps together.
     rate = training.learning_rate / (1 - training.momentum) if method.line_search else None
-    stepping = {**shared, "step_size": rate}
+    stepping, joining = {**shared, "step_size": rate}, {"public_clip": method.public_clip}
     below = {"clip": clip, "views": views, "augment": augmentation(training)}
     found = [
         Layer("ada-dps", AdaDPS, only_given(damping=method.damping, memory=method.scale_memory, **shared)),
@@ -67,10 +67,14 @@ def layers(config: Config, clip: float | Clip, batch: tuple[float, int]) -> list
             "mirror-descent",
             MirrorDescent,
             only_given(
-                decay_steps=method.decay_steps, alpha_min=method.alpha_min, answer_clip=method.answer_clip, **stepping
+                decay_steps=method.decay_steps,
+                alpha_min=method.alpha_min,
+                answer_clip=method.answer_clip,
+                **joining,
+                **stepping,
             ),
         ),
-        Layer("extended", Extended, {"private_batch": batch[0], "public_batch": batch[1]}),
+        Layer("extended", Extended, only_given(private_batch=batch[0], public_batch=batch[1], **joining)),
         Layer("dope-sgd", dope_sgd, only_given(clip=clip, origin_clip=method.origin_clip, **stepping)),
         Layer(
             "shrunk-origin",

@@ -100,6 +100,7 @@ class MethodSection:
     origin_memory: float | None = None
     line_search: bool | None = None
     public_batch: int | None = None
+    public_clip: float | None = None
     decay_steps: float | None = None
     alpha_min: float | None = None
     answer_clip: float | None = None
@@ -155,6 +156,7 @@ USED_BY = {
     "origin_memory": ("shrunk-origin",),
     "line_search": ("mirror-descent", "dope-sgd", "shrunk-origin"),
     "public_batch": ("ada-dps", "mirror-descent", "dope-sgd", "shrunk-origin"),
+    "public_clip": ("mirror-descent", "extended"),
     "decay_steps": ("mirror-descent",),
     "alpha_min": ("mirror-descent",),
     "answer_clip": ("mirror-descent",),

@@ -80,7 +80,8 @@ def make_method(settings: Settings) -> Method | StatefulMethod:
         made = _on_top(name, training, made)
     if training.setting.endswith("extended"):
         private, public = _batches(settings)
-        made = Extended(private_batch=private, public_batch=public, method=made)
+        longest = training.extended_clip
+        made = Extended(private_batch=private, public_batch=public, public_clip=longest, method=made)
     for name in (n for n in names if n not in WITHOUT_STATE):
         made = _on_top(name, training, made)
     method: Method | StatefulMethod = made
@@ -120,6 +121,7 @@ def _on_top(name: str, training: Training, below: Any) -> Any:
             decay_steps=training.mirror.decay_steps,
             alpha_min=training.mirror.alpha_min,
             public_batch=training.mirror.public_batch,
+            public_clip=training.mirror.public_clip,
             answer_clip=training.mirror.answer_clip,
             step_size=rate if training.mirror.line_search else None,
             method=below,

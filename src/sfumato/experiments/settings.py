@@ -158,6 +158,7 @@ class Mirror:
     decay_steps: float
     alpha_min: float = 0.0
     public_batch: int = 640
+    public_clip: float | None = None
     answer_clip: float | None = None
     line_search: bool = False
 
@@ -210,6 +211,7 @@ class Training:
     keep_last: int = 100  # iterates for the ensembles
     evaluate_every: int | None = None
     bfloat16_on_gpu: bool = False
+    extended_clip: float | None = None  # the longest mean gradient of public rows that join the batch
     dope: Dope | None = None
     mirror: Mirror | None = None
     ada: Ada | None = None
@@ -218,7 +220,13 @@ class Training:
     exact: Exact | None = None
 
 
-_LATER = ("federated", "text")
+_LATER = {  # what came later, and where it is not used: without it, work in progress keeps its name
+    "federated": None,
+    "text": None,
+    "data.row_length": 1.0,
+    "training.extended_clip": None,
+    "training.mirror.public_clip": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,10 +255,14 @@ class Settings:
     def key(self) -> str:
         """Short and the same wherever the settings are; for names of files."""
         plain = self.to_json()
-        # Without what came later and is not used: work in progress keeps its name.
-        if self.data.row_length == 1.0:
-            del plain["data"]["row_length"]
-        return digest({name: value for name, value in plain.items() if value is not None or name not in _LATER})
+        for path, unused in _LATER.items():
+            *tables, name = path.split(".")
+            table = plain
+            for part in tables:
+                table = table[part] or {}
+            if table.get(name, unused) == unused:
+                table.pop(name, None)
+        return digest(plain)
 
 
 def stated(options: Any) -> dict[str, Any]:
@@ -274,7 +286,7 @@ def read_settings(raw: Mapping[str, Any], where: str) -> Settings:
     settings = replace(
         settings,
         data=data,
-        training=training,
+        training=training if training.setting.endswith("extended") else replace(training, extended_clip=None),
         warm_up=None if cold else settings.warm_up,
         synthesis=settings.synthesis if data.synthetic else None,
         selection=None if settings.selection is None or settings.selection.strategy == "none" else settings.selection,
@@ -335,7 +347,18 @@ def _check_text(settings: Settings, where: str) -> None:
 def _check_numbers(settings: Settings, where: str) -> None:
     data, training, warm_up = settings.data, settings.training, settings.warm_up
     positive: dict[str, float | None] = {"private": data.private, "public": data.public, "test": data.test}
-    for name in ("epsilon", "noise", "delta", "steps", "batch_size", "learning_rate", "clip", "views", "keep_last"):
+    for name in (
+        "epsilon",
+        "noise",
+        "delta",
+        "steps",
+        "batch_size",
+        "learning_rate",
+        "clip",
+        "extended_clip",
+        "views",
+        "keep_last",
+    ):
         positive[name] = getattr(training, name)
     if warm_up is not None:
         positive |= {f"warm_up {name}": getattr(warm_up, name) for name in ("steps", "batch_size", "learning_rate")}
