@@ -79,6 +79,63 @@ def test_an_inner_bias_is_added_before_the_first_activation(use: kernels.Use, ch
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("use", WAYS)
+@pytest.mark.parametrize("channels", [8, 12])  # 12 does not fit the kernels
+@pytest.mark.parametrize("places", [(Activation.NONE, Activation.SILU), (Activation.SILU, Activation.NONE)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_inner_bias_per_image_like_autograd(
+    use: kernels.Use,
+    channels: int,
+    places: tuple[Activation, Activation],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is a part of a wider tensor, as the conditions of a network are, and keeps a type of its own."""
+    calls = watch_kernels(monkeypatch)
+    before, after = places
+    x, weight, bias = inputs(channels, dtype)
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias, torch.randn(3, 2 * channels, device=DEVICE))]
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    with kernels.using(use):
+        y = group_norm_act(*leaves[:1], 4, *leaves[1:3], 1e-5, after, before, leaves[3].split(channels, 1)[1])
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+        ours = [y, *torch.autograd.grad(y, leaves, dy)]
+    shifted = PLAIN[before](wide[0] + wide[3].split(channels, 1)[1][:, :, None, None])
+    z = PLAIN[after](F.group_norm(shifted, 4, *wide[1:3]))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b in zip(ours, [z, *torch.autograd.grad(z, wide, dy.double())], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
+    assert [t.dtype for t in ours] == [dtype, dtype, *[torch.float32] * 3]
+    assert calls == (["forward", "backward"] if use is kernels.Use.INTERPRETER and channels == 8 else [])
+
+
+@pytest.mark.parametrize("use", WAYS)
+def test_an_inner_bias_per_image_in_other_dimensions_and_under_vmap(use: kernels.Use) -> None:
+    x, rows = torch.randn(3, 8, 5, device=DEVICE), torch.randn(3, 8, device=DEVICE)
+    with kernels.using(use):
+        y = group_norm_act(x, 2, None, None, inner_bias=rows)
+        torch.testing.assert_close(y, F.relu(F.group_norm(x + rows[:, :, None], 2)))
+        one_by_one = vmap(lambda x, row: group_norm_act(x[None], 2, None, None, inner_bias=row[None])[0])
+        torch.testing.assert_close(one_by_one(x, rows), y)
+
+
+@pytest.mark.parametrize("use", WAYS)
+@pytest.mark.parametrize("wrong", [(2, 8), (1, 8), (3, 4), (1,), (24,), (8, 3), (3, 8, 1, 1)])
+def test_an_inner_bias_of_another_shape_is_refused(use: kernels.Use, wrong: tuple[int, ...]) -> None:
+    x, weight, bias = inputs()
+    with kernels.using(use), pytest.raises(InvalidArgument, match=r"inner_bias of shape .* \(8,\), or .* \(3, 8\)"):
+        group_norm_act(x, 4, weight, bias, inner_bias=torch.zeros(wrong, device=DEVICE))
+
+
+def test_a_layer_is_given_an_inner_bias() -> None:
+    layer, (x, _, _) = GroupNormAct(4, 8, "silu").to(DEVICE), inputs()
+    rows = torch.randn(3, 8, device=DEVICE)
+    torch.testing.assert_close(layer(x, rows), layer(x + rows[:, :, None, None]))
+    of_its_own = GroupNormAct(4, 8, activation_first=True, inner_bias=True).to(DEVICE)
+    with pytest.raises(InvalidArgument, match="inner_bias was given to a layer that has one"):
+        of_its_own(x, rows)
+
+
 def watch_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of kernels, as they are called."""
     calls: list[str] = []

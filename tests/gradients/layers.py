@@ -57,6 +57,19 @@ class TiedHead(nn.Module):
         return F.linear(torch.tanh(self.mix(self.table(t))), self.table.weight)
 
 
+class Conditioned(nn.Module):
+    """A normalisation is given an inner bias per image, which the image and parameters say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.shifts = WSConv2d(3, 8, 3), GroupNormAct(4, 8, "silu"), nn.Linear(3, 13)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, shift = self.shifts(x.mean((2, 3))).split([5, 8], 1)
+        return self.out(self.norm(self.conv(x), shift).mean((2, 3)))
+
+
 class SelfAttention(nn.Module):
     def __init__(self, batch_first: bool, **options: Any) -> None:
         super().__init__()
@@ -255,6 +268,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
         ),
         lambda: image(3, 6, 6),
     ),
+    "ws-conv-conditioned": (Conditioned, lambda: image(3, 6, 6)),
     "weight-norm": (weight_norm, lambda: image(6)),
     "embedding": (lambda: nn.Embedding(11, 4), lambda: tokens(7, 11)),
     "embedding-padding": (lambda: nn.Embedding(11, 4, padding_idx=3), lambda: tokens(7, 11)),

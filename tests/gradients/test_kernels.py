@@ -35,6 +35,7 @@ from sfumato.nn import GroupNormAct, WSConv2d
 from sfumato.objective import Objective, cross_entropy
 from sfumato.text import next_word
 from tests.gradients import oracle
+from tests.gradients.layers import Conditioned
 
 CUDA = torch.cuda.is_available() and not kernels.INTERPRETED
 if not kernels.INSTALLED:
@@ -779,6 +780,22 @@ def test_outputs_that_are_padded_for_the_tensor_cores(bias: bool, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(linear, "_LARGE", 16)
             assert oracle.relative_error(total(objective, batch, clip), plain) <= 1e-5  # longer chains, larger bounds
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_inner_bias_per_image(frozen: bool) -> None:
+    """What it is made of has its gradients row by row, whether the normalisation is private too or frozen."""
+    torch.manual_seed(0)
+    module = Conditioned().to(DEVICE)
+    module.norm.requires_grad_(not frozen)
+    objective = Objective(module, cross_entropy)
+    batch = torch.randn(5, 3, 6, 6, device=DEVICE), torch.tensor([0, 1, 2, 0, 1], device=DEVICE)
+    params = objective.parameters()
+    truth = oracle.one_by_one(objective, params, batch, 5)
+    for kind in CLIPS:
+        clip = clip_of(kind, params, 0.1)
+        wanted = {n: g.sum(0) for n, g in oracle.clipped(truth, clip).items()}
+        assert oracle.relative_error(total(objective, batch, clip), wanted) <= 1e-5
 
 
 def test_one_standardised_weight_at_two_sizes_and_several_weights() -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import kernels
+from sfumato.errors import InvalidArgument
 
 if not kernels.INSTALLED:
     pytest.skip("needs Triton", allow_module_level=True)
@@ -57,6 +58,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Activations = tuple[str, str]  # before and after
+Inner = Callable[[Tensor], Tensor]  # the inner bias for some images
 
 PLACES: list[Activations] = [
     ("none", "none"),
@@ -67,16 +69,16 @@ PLACES: list[Activations] = [
 
 
 def both(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, places: Activations, *, inner: bool = False
+    shape: tuple[int, int, int, int], dtype: torch.dtype, places: Activations, inner: Inner | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """Every result of forward and backward, from kernel and twin."""
     x, dy, weight, bias = make(shape, dtype)
-    groups, a = shape[1], inner_bias(x) if inner else None
+    groups, a = shape[1], None if inner is None else inner(x)
     ours = gn.forward(x, groups, weight, bias, 1e-5, *places, a)
     theirs = gn.forward_slowly(x, groups, weight, bias, 1e-5, *places, a)
     ours += found(gn.backward(x, dy, weight, bias, *ours[1:], groups, *places, a))
     theirs += found(gn.backward_slowly(x, dy, weight, bias, *theirs[1:], groups, *places, a))
-    assert len(ours) == (7 if inner else 6)
+    assert len(ours) == (6 if inner is None else 7)
     return list(zip(ours, theirs, strict=True))
 
 
@@ -87,6 +89,15 @@ def inner_bias(x: Tensor) -> Tensor:
         near = ((x.float() + bias[:, None, None]).abs() < 2e-3).amax((0, 2, 3))
         bias = torch.where(near, bias + 5e-3, bias)
     return bias
+
+
+def per_image(x: Tensor) -> Tensor:
+    """The same in rows, one per image, of either sign: columns of a wider tensor, which is NaN elsewhere."""
+    N, C = x.shape[:2]
+    wider = torch.full((N, 2 * C + 3), float("nan"), device=x.device)
+    signs = [(-1) ** i for i in range(N)]
+    wider[:, 3 : C + 3] = torch.stack([s * inner_bias(s * image[None]) for s, image in zip(signs, x, strict=True)])
+    return wider[:, 3 : C + 3]
 
 
 def found(results: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
@@ -114,16 +125,50 @@ def test_kernels_are_like_their_twins(
     compare(both(shape, dtype, places), dtype)
 
 
+@pytest.mark.parametrize("inner", [inner_bias, per_image])
 @pytest.mark.parametrize("places", [("relu", "none"), ("silu", "relu")])
 @pytest.mark.parametrize("tiles", ["one", "several"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_inner_bias(
-    shape: tuple[int, int, int, int], tiles: str, places: Activations, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int, int], tiles: str, places: Activations, inner: Inner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tiles == "several":
         cut(shape, monkeypatch)
     poisoned(monkeypatch)
-    compare(both(shape, torch.float32, places, inner=True), torch.float32)
+    compare(both(shape, torch.float32, places, inner), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_inner_bias_per_image_is_added_to_each_image(dtype: torch.dtype) -> None:
+    """However its rows lie, in whatever type: what each image alone gets with its row."""
+    x, dy, weight, bias = make((16, 4, 4, 4), dtype)
+    rows = torch.randn(3, 35, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)[:, 3:19]
+    options = 1e-5, "none", "silu"
+    y, *kept = gn.forward(x, 4, weight, bias, *options, rows)
+    gradients = gn.backward(x, dy, weight, bias, *kept, 4, *options[1:], rows)
+    for i in range(len(x)):
+        one = slice(i, i + 1)
+        alone, *kept_alone = gn.forward(x[one], 4, weight, bias, *options, rows[i])
+        theirs = gn.backward(x[one], dy[one], weight, bias, *kept_alone, 4, *options[1:], rows[i])
+        ours = [t[one] for t in (y, *found(gradients))]
+        compare(list(zip(ours, (alone, *found(theirs)), strict=True)), dtype)
+    shared = rows[:1].expand(3, 16)  # row stride 0
+    for a, b in ((rows.contiguous(), rows), (rows.t().contiguous().t(), rows), (shared, rows[0])):
+        compare(list(zip(*(gn.forward(x, 4, weight, bias, *options, r) for r in (a, b)), strict=True)), dtype)
+
+
+@pytest.mark.parametrize("wrong", [(2, 16), (1, 16), (3, 8), (8,), (16, 3), (3, 16, 1)])
+def test_shapes_past_whose_end_a_kernel_would_read_are_refused(wrong: tuple[int, ...]) -> None:
+    x, dy, weight, bias = make((16, 4, 4, 4))
+    a = torch.zeros(wrong, device=x.device)
+    mean = torch.zeros(3, 4, device=x.device)
+    with pytest.raises(InvalidArgument, match=r"16, or the last a row of them for each of 3 images, not of shape"):
+        gn.forward(x, 4, weight, bias, 1e-5, "none", "silu", a)
+    with pytest.raises(InvalidArgument, match="weight, bias and inner bias must be"):
+        gn.backward(x, dy, weight, bias, mean, mean, 4, "none", "silu", a)
+    for w, b in ((a, bias), (weight, a), (torch.ones(3, 16), bias)):
+        with pytest.raises(InvalidArgument, match="weight, bias and inner bias must be"):
+            gn.forward(x, 4, w, b, 1e-5, "none", "silu")
 
 
 @pytest.mark.thinned(3)

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sfumato import kernels
 from sfumato.errors import InvalidArgument
 from sfumato.nn import GroupNormAct
-from sfumato.synthesis.unet import UNet, _doubled_nhwc, _halved_nhwc, cifar_unet, ddpmpp_unet, digits_unet, unet
+from sfumato.synthesis.unet import UNet, _Block, _doubled_nhwc, _halved_nhwc, cifar_unet, ddpmpp_unet, digits_unet, unet
 
 KERNELS = pytest.mark.skipif(
     not kernels.INSTALLED or not (kernels.INTERPRETED or torch.cuda.is_available()),
@@ -160,6 +161,35 @@ def test_kernels_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == sum(isinstance(part, GroupNormAct) for part in network.modules())
     for a, b in zip(fast, found(kernels.Use.NEVER), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("use", [kernels.Use.NEVER, pytest.param(kernels.Use.INTERPRETER, marks=KERNELS)])
+@pytest.mark.parametrize("channels", [8, 12])  # 12 does not fit the kernel
+def test_a_block_is_shifted_within_its_normalisation(use: kernels.Use, channels: int) -> None:
+    """To the same result as by an addition of its own, without a tensor of the size of the images."""
+    added: list[Any] = []
+
+    class Additions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.add, Tensor.add, Tensor.__add__):
+                added.append(tuple(args[1].shape))
+            return func(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    block, x, conditions = _Block(8, channels, 0.0), torch.randn(3, 8, 4, 4), torch.randn(3, 2 * channels)
+    nn.init.normal_(block.conv2.weight)
+    leaves = [*block.parameters(), x.requires_grad_(), conditions.requires_grad_()]
+    shift = conditions.split(channels, 1)[1]
+    with kernels.using(use):
+        with Additions():
+            y = block(x, shift)
+        h = block.conv1(block.norm1(x)) + shift[:, :, None, None]
+        z = block.conv2(block.norm2(h)) + (x if block.shortcut is None else block.shortcut(x))
+        assert added == [(3, channels, 4, 4)]  # the block's own, of what it is added to
+        dy = torch.randn_like(y)
+        ours, theirs = ([t, *torch.autograd.grad(t, leaves, dy)] for t in (y, z))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_is_for_training() -> None:

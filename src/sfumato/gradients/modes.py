@@ -65,7 +65,7 @@ class ParameterMode(TorchFunctionMode):
         used = [self.tracked[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self.tracked]
         if not used:
             return self.other(func, args, kwargs)
-        decomposition = decompositions.TABLE.get(func)
+        decomposition = decompositions.of(func, args)
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)

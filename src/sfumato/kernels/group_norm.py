@@ -2,7 +2,8 @@
 
 y = after(xhat * w + b) with xhat = (v - mean) * rstd over each image's groups of channels, and v = before(x + a). One
 program takes one image: it reads x once if the image fits its registers, twice if not. Its backward gives the gradients
-of w, b and a for every image: of the first two they are sums that it needs anyway. a, the inner bias, may be missing.
+of w, b and a for every image: of the first two they are sums that it needs anyway. a, the inner bias, may be missing;
+each image may have its own.
 """
 
 # mypy: disable-error-code="import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -46,7 +47,7 @@ def forward(
     """The output, and mean and 1/deviation of every image and group, in float32.
 
     `x` has the shape (N, C, H, W) and is laid out channels-last if it is not yet; so is the output, in x's type.
-    `before` and `after` are "none", "relu" or "silu".
+    `before` and `after` are "none", "relu" or "silu". `inner_bias` has the shape (C,), or (N, C) with any row stride.
     """
     N, C, H, W = x.shape
     if N == 0 or not fits(C, groups, H * W):
@@ -96,16 +97,24 @@ def backward(
     return dx, dw, db, da
 
 
-def _affine(weight: Tensor | None, bias: Tensor | None, inner_bias: Tensor | None, x: Tensor) -> tuple[Tensor, ...]:
-    def given(t: Tensor | None, value: float) -> Tensor:
-        if t is not None and t.shape != (x.shape[1],):  # the kernel would read past its end
-            raise InvalidArgument(
-                f"weight, bias and inner bias must be one number per channel, {x.shape[1]}, not of shape "
-                f"{tuple(t.shape)}."
-            )
-        return torch.full((x.shape[1],), value, device=x.device) if t is None else t.contiguous()
+def _affine(
+    weight: Tensor | None, bias: Tensor | None, inner_bias: Tensor | None, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """All three, and how far one image's inner bias lies from the next one's: 0 where all share one."""
+    N, C = x.shape[:2]
 
-    return given(weight, 1.0), given(bias, 0.0), given(inner_bias, 0.0)
+    def given(t: Tensor | None, value: float) -> Tensor:
+        if t is not None and t.shape != (C,):  # the kernel would read past its end
+            raise InvalidArgument(
+                f"weight, bias and inner bias must be one number per channel, {C}, or the last a row of them for each "
+                f"of {N} images, not of shape {tuple(t.shape)}."
+            )
+        return torch.full((C,), value, device=x.device) if t is None else t.contiguous()
+
+    if inner_bias is None or inner_bias.shape != (N, C):
+        return given(weight, 1.0), given(bias, 0.0), given(inner_bias, 0.0), 0
+    rows = inner_bias if inner_bias.stride(1) == 1 else inner_bias.contiguous()  # columns of a wider tensor stay there
+    return given(weight, 1.0), given(bias, 0.0), rows, rows.stride(0)
 
 
 def _tile(table: Mapping[int, tuple[int, int]], channels: int, positions: int, x: Tensor) -> tuple[int, int]:
@@ -174,7 +183,7 @@ def _xhat(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     x = x if weight is None else x * weight.to(x.dtype)[:, None, None]
-    return x if bias is None else x + bias.to(x.dtype)[:, None, None]
+    return x if bias is None else x + bias.to(x.dtype)[..., None, None]
 
 
 def _activate(u: Tensor, activation: str) -> Tensor:
@@ -301,6 +310,7 @@ def _forward_kernel(
     weight_ptr,
     bias_ptr,
     inner_ptr,
+    inner_stride,
     mean_ptr,
     rstd_ptr,
     eps,
@@ -314,6 +324,7 @@ def _forward_kernel(
     n = tl.program_id(0).to(tl.int64)
     x_ptr += n * (HW * C)
     y_ptr += n * (HW * C)
+    inner_ptr += n * inner_stride
     COUNT: tl.constexpr = HW * (C // G)
     group = tl.arange(0, G)
     channel = tl.arange(0, C)
@@ -363,6 +374,7 @@ def _backward_kernel(
     weight_ptr,
     bias_ptr,
     inner_ptr,
+    inner_stride,
     mean_ptr,
     rstd_ptr,
     dw_ptr,
@@ -380,6 +392,7 @@ def _backward_kernel(
     x_ptr += n * (HW * C)
     dy_ptr += n * (HW * C)
     dx_ptr += n * (HW * C)
+    inner_ptr += n * inner_stride
     COUNT: tl.constexpr = HW * (C // G)
     group = tl.arange(0, G)
     channel = tl.arange(0, C)

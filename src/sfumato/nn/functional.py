@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
+from sfumato.errors import InvalidArgument
 from sfumato.kernels import usable
 
 Pair = int | tuple[int, int]
@@ -40,7 +41,7 @@ def group_norm_act(
 ) -> Tensor:
     """after(group_norm(before(x + inner_bias))) in x's type, with statistics in float32 at least, also under autocast.
 
-    `inner_bias` has one number per channel.
+    `inner_bias` has one number per channel, or a row of them per image.
     """
     if has_torch_function((x, weight, bias, inner_bias)):
         relevant = (x, weight, bias, inner_bias)
@@ -48,6 +49,11 @@ def group_norm_act(
             group_norm_act, relevant, x, groups, weight, bias, eps, after, before, inner_bias
         )
         return result
+    if inner_bias is not None and tuple(inner_bias.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
+        raise InvalidArgument(
+            f"inner_bias of shape {tuple(inner_bias.shape)} must have one number per channel, {(x.shape[1],)}, or a "
+            f"row of them per image, {tuple(x.shape[:2])}."
+        )
     if x.ndim == 4 and usable(x, weight, bias, inner_bias):
         from sfumato.kernels.group_norm import fits
 
@@ -93,13 +99,13 @@ class _GroupNormAct(torch.autograd.Function):
         groups, before, after = ctx.options
         dx, *each = group_norm.backward(x, dy, weight, bias, mean, rstd, groups, before, after, inner_bias)
         pairs = zip((weight, bias, inner_bias), each, strict=True)
-        summed = (None if t is None or d is None else d.sum(0).to(t.dtype) for t, d in pairs)
-        return dx, *summed, None, None, None, None
+        shared = (None if t is None or d is None else (d if t.ndim == 2 else d.sum(0)).to(t.dtype) for t, d in pairs)
+        return dx, *shared, None, None, None, None
 
 
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """One number per channel of x, shaped to be added to it."""
-    return values.reshape(-1, *(1 for _ in x.shape[2:]))
+    """One number per channel of x, or a row of them per image, shaped to be added to it."""
+    return values.reshape(*values.shape, *(1 for _ in x.shape[2:]))
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

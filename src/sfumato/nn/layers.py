@@ -78,6 +78,8 @@ class GroupNormAct(nn.Module):
 
     With `activation_first` the activation comes before, so that what leaves has mean 0; with `inner_bias` as well, a
     trained number per channel is added before that activation, as a convolution's bias would be, in the same kernel.
+
+    Without such a bias of its own it may be called with one: a number per channel, or a row of them per image.
     """
 
     def __init__(
@@ -108,11 +110,15 @@ class GroupNormAct(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.inner_bias = nn.Parameter(torch.zeros(channels)) if inner_bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, inner_bias: Tensor | None = None) -> Tensor:
+        if inner_bias is None:
+            inner_bias = self.inner_bias
+        elif self.inner_bias is not None:
+            raise InvalidArgument("inner_bias was given to a layer that has one: make it with inner_bias=False.")
         after, before = self.activation, Activation.NONE
         if self.activation_first:
             after, before = before, after
-        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, after, before, self.inner_bias)
+        return group_norm_act(x, self.groups, self.weight, self.bias, self.eps, after, before, inner_bias)
 
     def extra_repr(self) -> str:
         text = f"{self.groups}, {self.channels}, activation={self.activation.value!r}, eps={self.eps}"

@@ -296,7 +296,7 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor, shift: Tensor) -> Tensor:
         h = self.conv1(self.size(self.norm1(x)))
-        h = self.norm2(h + shift.to(h.dtype)[:, :, None, None])
+        h = self.norm2(h, shift)  # of h + shift, which on a GPU is never written down
         h = self.conv2(F.dropout(h, self.dropout, self.training))
         x = self._resized(x) + h
         return x if self.attention is None else self.attention(x)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sfumato.errors import UnsupportedModel
 from sfumato.gradients.rules.recurrence import lstm_recurrence
+from sfumato.nn.functional import Activation, at_least_float32, group_norm_act, per_channel
 
 
 def multi_head_attention(
@@ -127,8 +128,32 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return out if bias is None else out + bias
 
 
+def shifted_group_norm_act(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    after: Activation,
+    before: Activation,
+    inner_bias: Tensor,
+) -> Tensor:
+    """`group_norm_act` with an inner bias per image, which is data like x: their sum, then the rest of it."""
+    wide = at_least_float32(x)
+    wide = wide + per_channel(inner_bias, x).to(wide.dtype)
+    return group_norm_act(wide, groups, weight, bias, eps, after, before).to(x.dtype)
+
+
+def of(func: Any, args: Any) -> Callable[..., Any] | None:
+    """What a call is written out as, if it is."""
+    if func is group_norm_act and (args[-1] is None or args[-1].ndim == 1):
+        return None  # there is a rule for it
+    return TABLE.get(func)
+
+
 TABLE: Mapping[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: multi_head_attention,
     torch.lstm: lstm,
     F.bilinear: bilinear,
+    group_norm_act: shifted_group_norm_act,
 }
