@@ -74,6 +74,22 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """One row per network, beside what was aimed at."""
+    lines = [
+        "| network | parameters | device | images/s, training | goal | images/s, sampling | goal |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        speeds = [_beside(r[f"{what}_per_s"], r[f"goal_{what}_per_s"]) for what in ("images", "samples")]
+        lines.append(f"| {r['network']} | {r['parameters'] / 1e6:.1f}M | {r['device']} | {' | '.join(speeds)} |")
+    return "\n".join(lines)
+
+
+def _beside(speed: float, goal: float | None) -> str:
+    return f"{speed:,.0f} | {'–' if goal is None else f'{goal:,}'}"
+
+
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=NETWORKS, nargs="*", default=["cifar", "ddpmpp"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.synthesis import main
+from benchmarks.synthesis import main, markdown
 
 
 def test_it_counts_images_and_samples(tmp_path: Path) -> None:
@@ -15,3 +15,5 @@ def test_it_counts_images_and_samples(tmp_path: Path) -> None:
     assert row["images_per_s"] > 0
     assert row["samples_per_s"] > 0
     assert json.loads(out.read_text()) == [row]
+    assert f"| {row['images_per_s']:,.0f} | – |" in markdown([row])
+    assert f"| {row['samples_per_s']:,.0f} | 700 |" in markdown([{**row, "goal_samples_per_s": 700}])
