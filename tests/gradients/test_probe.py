@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from sfumato.errors import InvalidArgument, SfumatoError, UnsupportedModel
-from sfumato.gradients import Clip, clipped_sum
+from sfumato.gradients import Clip, clipped_sum, probe
 from sfumato.gradients.probed_rows import probe_rows
 from sfumato.objective import Loss, Objective, cross_entropy
 from tests.gradients import oracle
@@ -238,6 +238,23 @@ def test_refused_by_name_and_left_as_it_was(name: str) -> None:
     assert all(torch.equal(t, state[n]) for n, t in module.state_dict().items())
     assert {n: sorted(vars(m)) for n, m in module.named_modules()} == attributes
     assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize(("flips", "accepted"), [(0, True), (1, True), (2, True), (3, False)])
+def test_a_flip_in_bfloat16_is_no_refusal_but_the_same_in_all_rows_is(
+    monkeypatch: pytest.MonkeyPatch, flips: int, accepted: bool
+) -> None:
+    """In a narrow network a ReLU that rounding flips is more than a quarter of the gradient."""
+    looks: list[int] = []
+
+    def distance(*given: Any) -> tuple[float, str]:
+        looks.append(1)
+        return (0.3, "weight") if len(looks) <= flips else (0.0, "weight")
+
+    monkeypatch.setattr(probe, "distance_of_engine", distance)
+    objective = Objective(nn.Linear(5, 4), squares, autocast=torch.bfloat16)
+    with contextlib.nullcontext() if accepted else pytest.raises(UnsupportedModel, match="does not agree"):
+        probe.Probe.of(objective).trace(objective.parameters(), features())
 
 
 CHANCE: dict[str, Callable[[Tensor], Tensor]] = {
