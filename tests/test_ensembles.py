@@ -482,6 +482,17 @@ def test_logits_are_not_rounded_while_they_are_summed(linear: nn.Module, inputs:
     assert majority_vote(linear, tied, inputs)[0].item() == 0
 
 
+def test_views_are_averaged_beside_the_inputs_as_they_are(
+    linear: nn.Module, weights: list[dict[str, Tensor]], inputs: Tensor
+) -> None:
+    views = [lambda x: x.flip(1), lambda x: 3 * x]
+    logits = sum(by_hand(weights, see(inputs)) for see in (lambda x: x, *views)) / 3
+    assert np.allclose(mean_logits(linear, weights, inputs, views=views).numpy(), logits.mean(0), atol=1e-5)
+    one = majority_vote(linear, weights[:1], inputs, views=views).numpy()
+    assert (one == logits[0].argmax(1)).all()
+    assert (one != by_hand(weights, inputs)[0].argmax(1)).any()
+
+
 def test_autocast_is_respected(linear: nn.Module, weights: list[dict[str, Tensor]], inputs: Tensor) -> None:
     low = mean_logits(linear, weights[:1], inputs, autocast=torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from sfumato.public import Public
 
 Params = Mapping[str, Tensor]
 Predictor = Callable[[Batch], Tensor]  # inputs -> one label per row
+View = Callable[[Batch], Batch]  # the same rows, seen otherwise
 
 
 class Iterates:
@@ -147,13 +148,15 @@ def mean_logits(
     *,
     batch_size: int = 1024,
     autocast: torch.dtype | None = None,
+    views: Sequence[View] = (),
 ) -> Tensor:
     """The mean of the module's outputs over the weights, whatever their shape, summed in float64.
 
-    The module is called in eval mode on its own device and left as it was. What the weights do not name (frozen
-    parameters, buffers) is the module's own.
+    With `views`, such as `sfumato.augment.mirrored`, it is also the mean over the inputs as they are and as each view
+    shows them. The module is called in eval mode on its own device and left as it was. What the weights do not name
+    (frozen parameters, buffers) is the module's own.
     """
-    each = _each(module, weights, inputs, batch_size, autocast)
+    each = _each(module, weights, inputs, batch_size, autocast, views)
     first = next(each)
     total, count = first.double(), 1
     for outputs in each:
@@ -168,6 +171,7 @@ def majority_vote(
     *,
     batch_size: int = 1024,
     autocast: torch.dtype | None = None,
+    views: Sequence[View] = (),
 ) -> Tensor:
     """The label that the module, giving logits (N, classes), predicts under most of the weights; else as `mean_logits`.
 
@@ -178,7 +182,7 @@ def majority_vote(
     >>> majority_vote(module, weights, torch.eye(2)), mean_logits(module, weights, torch.eye(2)).argmax(1)
     (tensor([0, 1]), tensor([1, 0]))
     """
-    each = _each(module, weights, inputs, batch_size, autocast)
+    each = _each(module, weights, inputs, batch_size, autocast, views)
     first = next(each)
     if first.ndim != 2:
         raise InvalidArgument(f"module gives {tuple(first.shape)}: votes need (N, classes), or take mean_logits.")
@@ -191,7 +195,12 @@ def majority_vote(
 
 
 def _each(
-    module: nn.Module, weights: Iterable[Params], inputs: Batch, batch_size: int, autocast: torch.dtype | None
+    module: nn.Module,
+    weights: Iterable[Params],
+    inputs: Batch,
+    batch_size: int,
+    autocast: torch.dtype | None,
+    views: Sequence[View],
 ) -> Iterator[Tensor]:
     """The outputs of all rows, in float32 at least, under each of the weights in turn; there is at least one."""
     source = as_source(inputs)
@@ -214,10 +223,21 @@ def _each(
             for start in range(0, len(source), batch_size):
                 batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
                 batch = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
-                parts.append(torch.func.functional_call(module, lent, (batch,)))
-        yield torch.cat(parts).to(torch.promote_types(parts[0].dtype, torch.float32))
+                seen = (torch.func.functional_call(module, lent, (see(batch),)) for see in (_as_it_is, *views))
+                parts.append(_mean(seen))
+        yield torch.cat(parts)
     if not parts:
         raise InvalidArgument("weights is empty: give iterates that were kept, and no generator that was used up.")
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _mean(outputs: Iterable[Tensor]) -> Tensor:
+    """In float32 at least."""
+    wide = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in outputs]
+    return wide[0] if len(wide) == 1 else torch.stack(wide).mean(0)
 
 
 def evaluating(module: nn.Module) -> AbstractContextManager[None]:

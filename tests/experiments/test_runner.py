@@ -299,6 +299,24 @@ def test_votes_are_those_of_the_iterates(spec: Spec) -> None:
     assert scores["logits"]["test"] == pytest.approx(100 * float(hits.mean()))
 
 
+def test_an_image_and_its_mirror_image_are_judged_together(spec: Spec) -> None:
+    settings = spec.cells[0].settings["smoke"]
+    rows = load_rows(settings.data, CPU)
+    module, ema = (make_model(settings.model, rows.shape, seed=seed) for seed in (0, 1))
+    run = Run(weights=module.state_dict(), config={}, ema=ema.state_dict())
+    objective = Objective(module, cross_entropy)
+    assert "mirrored" not in all_scores(objective, run, rows)
+    scores = all_scores(objective, run, rows, mirrors=True)
+    images, labels = rows.test
+    with torch.no_grad():
+        both = ema(images) + ema(images.flip(3))
+    assert scores["mirrored"]["test"] == pytest.approx(
+        100 * float((both.argmax(1) == labels).double().mean()), abs=1e-3
+    )
+    assert scores["mirrored"] != scores["ema"]
+    assert choice({**scores, "mirrored": {"test": 100.0, "hold_out": 100.0}}) in ("last", "ema")  # it is no average
+
+
 def test_the_choice_looks_at_the_rows_held_out_only() -> None:
     scores = {
         "last": {"test": 90.0, "hold_out": 70.0},

@@ -91,3 +91,12 @@ def crop_slowly(
 def _reflected(i: Tensor, size: int) -> Tensor:
     i = i.abs()
     return torch.where(i >= size, 2 * (size - 1) - i, i)
+
+
+def mirrored(batch: Any) -> Any:
+    """Every image as in a mirror, for the `views` of `sfumato.ensembles`; the batch is as for `Augmentation`.
+
+    >>> mirrored(torch.arange(3.0).reshape(1, 1, 1, 3)).flatten().tolist()
+    [2.0, 1.0, 0.0]
+    """
+    return with_images(batch, lambda images: images.flip(-1))

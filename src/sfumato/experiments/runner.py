@@ -127,7 +127,7 @@ def run_job(job: Job, *, device: torch.device, again: bool = False, progress: bo
         run = federate_rows(objective, settings, rows, seed=seed, folder=job.work)
     else:
         run = _train(job, objective, rows, progress)
-    scores = all_scores(objective, run, rows)
+    scores = all_scores(objective, run, rows, mirrors=settings.training.augment.flip)
     record = {
         "spec": job.spec.name,
         "cell": {"row": job.cell.row, "column": job.cell.column},

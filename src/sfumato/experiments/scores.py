@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sfumato.augment import mirrored
 from sfumato.ensembles import majority_vote, mean_logits
 from sfumato.experiments.data import Batch, Rows
-from sfumato.experiments.spec import CANDIDATES
+from sfumato.experiments.spec import CANDIDATES, REPORTED
 from sfumato.objective import Objective
 from sfumato.run import Run
 from sfumato.text import word_loss
@@ -30,10 +31,10 @@ def accuracy(objective: Objective, rows: Batch) -> float:
     return _percent(_outputs(objective, objective.parameters(), rows[0]).argmax(1), rows[1])
 
 
-def all_scores(objective: Objective, run: Run, rows: Rows) -> Scores:
+def all_scores(objective: Objective, run: Run, rows: Rows, *, mirrors: bool = False) -> Scores:
     """By candidate: percent on the test rows and, if there are any, on those held out. The test rows choose nothing.
 
-    For text it is the loss per word, and nobody votes.
+    For text it is the loss per word, and nobody votes. `mirrors`: images were trained on mirrored, too.
     """
     parts = {"test": rows.test} | ({} if rows.hold_out is None else {"hold_out": rows.hold_out})
     if rows.words is not None:
@@ -43,6 +44,9 @@ def all_scores(objective: Objective, run: Run, rows: Rows) -> Scores:
         }
     inputs, labels = (torch.cat([part[i] for part in parts.values()]) for i in (0, 1))
     found = _labels(objective, run, inputs)
+    if mirrors and run.ema is not None:
+        both = mean_logits(objective.module, [run.ema], inputs, autocast=objective.autocast, views=[mirrored])
+        found["mirrored"] = both.argmax(1)
     sizes = [len(y) for _, y in parts.values()]
     return {
         name: {
@@ -51,17 +55,17 @@ def all_scores(objective: Objective, run: Run, rows: Rows) -> Scores:
                 parts, torch.split(found[name], sizes), torch.split(labels, sizes), strict=True
             )
         }
-        for name in CANDIDATES
+        for name in REPORTED
         if name in found
     }
 
 
 def choice(scores: Scores, *, lowest: bool = False) -> str | None:
-    """The best on the rows held out; of equals the simplest, which stands first. None if no rows were.
+    """The best average on the rows held out; of equals the simplest, which stands first. None if no rows were.
 
     `lowest`: the best is the smallest, as of losses.
     """
-    held_out = {name: parts["hold_out"] for name, parts in scores.items() if "hold_out" in parts}
+    held_out = {name: scores[name]["hold_out"] for name in CANDIDATES if "hold_out" in scores.get(name, {})}
     best = min if lowest else max
     return best(held_out, key=lambda name: held_out[name]) if held_out else None
 

@@ -37,6 +37,7 @@ SPECS = Path(__file__).parent / "specs"
 Scale = Literal["paper", "smoke"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 CANDIDATES = ("last", "ema", "mean", "vote", "logits")
+REPORTED = (*CANDIDATES, "mirrored")  # the last is the moving average's mean output for an image and its mirror image
 MEASURES = ("accuracy", "loss", "perplexity")
 CHOSEN = "chosen"  # that of the candidates which is the best on public rows that were held out
 _SECTIONS: dict[str, type[Any]] = {
@@ -271,7 +272,7 @@ def _cell(
         "smoke": read_settings(merged(full, smoke, {"training": small}), f"{here}, at smoke scale"),
     }
     labels = () if made.selection is None else map(str, made.selection.labels)
-    known = (*labels,) or (CHOSEN, *CANDIDATES)
+    known = (*labels,) or (CHOSEN, *REPORTED)
     if report not in known:
         raise InvalidArgument(f"{here} has report={report!r}{suggestion(str(report), known)}")
     for method, options in OPTIONS.items():
