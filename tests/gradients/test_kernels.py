@@ -798,6 +798,30 @@ def test_an_inner_bias_per_image(frozen: bool) -> None:
         assert oracle.relative_error(total(objective, batch, clip), wanted) <= 1e-5
 
 
+def test_an_inner_bias_that_loses_its_rows_where_there_is_one() -> None:
+    """One per channel in a micro-batch of one image, where the rule for one that is a parameter looks at it."""
+
+    class Squeezed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.shift = WSConv2d(3, 8, 3), GroupNormAct(4, 8, "silu"), nn.Linear(3, 8)
+            self.out = nn.Linear(8, 3)
+            self.register_buffer("known", torch.randn(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(self.conv(x), self.known)
+            return self.out(self.norm(h, self.shift(x.mean((2, 3))).squeeze(0)).square().mean((2, 3)))
+
+    torch.manual_seed(0)
+    objective = Objective(Squeezed().to(DEVICE), cross_entropy)
+    batch = torch.randn(5, 3, 6, 6, device=DEVICE), torch.tensor([0, 1, 2, 0, 1], device=DEVICE)
+    params = objective.parameters()
+    wanted = {n: g.sum(0) for n, g in oracle.one_by_one(objective, params, batch, 5).items()}
+    for micro_batch in (None, 1):
+        ours = clipped_sum(objective, params, batch, clip=Clip(1e6), performance=Performance(micro_batch=micro_batch))
+        assert oracle.relative_error(ours, wanted) <= 1e-5
+
+
 def test_one_standardised_weight_at_two_sizes_and_several_weights() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -42,6 +42,14 @@ def inputs(rows: int = 3, image: tuple[int, ...] = (1, 8, 8)) -> tuple[Tensor, T
     return x, torch.linspace(-1.5, 1, rows), torch.arange(rows) % 10, None
 
 
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=KERNELS)])
+def test_one_level_of_noise_may_be_of_all_images(fused: bool) -> None:
+    network, (x, c_noise, _, _) = small(classes=0), inputs()
+    with kernels.using(kernels.Use.INTERPRETER if fused else kernels.Use.NEVER):
+        one, each = (network(x, level) for level in (c_noise[:1], c_noise[:1].repeat(3)))
+    assert torch.allclose(one, each, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "millions"),
     [(cifar_unet, 27.8), (ddpmpp_unet, 55.5)],

@@ -187,7 +187,7 @@ class UNet(nn.Module):
         self, x: Tensor, c_noise: Tensor, labels: Tensor | None = None, augment_labels: Tensor | None = None
     ) -> Tensor:
         with full_precision(x):  # small, and noise levels want their digits
-            conditions = self.shifts(self.conditions(c_noise, labels, augment_labels))
+            conditions = self.shifts(self.conditions(c_noise, labels, augment_labels)).expand(len(x), -1)
         shifts = iter(conditions.split(self._widths, 1))
 
         kind = autocast_dtype(x) or x.dtype

@@ -227,6 +227,8 @@ def _group_norm(
     layout, tape = call.layout_of(call.args[0] if call.args else call.kwargs["input"]), call.tape
     if layout is None or layout.dim != 0 or x.shape[0] != tape.rows or weight is None:
         return NotImplemented
+    if inner_bias is not None and inner_bias.requires_grad and not call.is_tracked(inner_bias):
+        return NotImplemented  # it is made of rows, whose gradient goes on through it
 
     def report(dw: Tensor, db: Tensor, da: Tensor | None = None) -> None:
         for parameter, value in ((weight, dw), (bias, db), (inner_bias, da)):
