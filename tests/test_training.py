@@ -28,6 +28,8 @@ import sfumato.training
 from sfumato import Budget, Clip, GradientMean, Ledger, Objective, Private, Public, Run, cross_entropy, train
 from sfumato.algorithms.dope_sgd import dope_sgd
 from sfumato.algorithms.dp_sgd import dp_sgd
+from sfumato.algorithms.extended import Extended
+from sfumato.algorithms.mirror_descent import MirrorDescent
 from sfumato.algorithms.shrunk_origin import ShrunkOrigin
 from sfumato.checkpoint import load_checkpoint
 from sfumato.data.samplers import FullBatch
@@ -531,6 +533,38 @@ def test_a_checkpoint_that_does_not_say_how_it_was_begun_is_taken(bench: Bench, 
     del saved["begun"]
     torch.save(saved, path)
     assert bench.train(checkpoint=path, method=Recording()).steps_taken == STEPS
+
+
+@pytest.mark.parametrize(("clip", "goes_on"), [(None, True), (0.5, False)])
+def test_a_checkpoint_of_a_version_that_knew_fewer_options_goes_on(
+    bench: Bench, tmp_path: Path, clip: float | None, goes_on: bool
+) -> None:
+    path = tmp_path / "run.pt"
+    mixed = partial(MirrorDescent, decay_steps=1e9, public_batch=5)
+    joined = partial(Extended, private_batch=BATCH, public_batch=5)
+    looks: list[int] = []
+
+    def broken(module: Any, batch: Any) -> Tensor:
+        looks.append(1)
+        if len(looks) == 5:
+            raise Stop
+        return torch.zeros(len(batch[0]))
+
+    with pytest.raises(Stop):
+        bench.train(method=mixed(method=joined()), checkpoint=path, metrics={"broken": broken}, evaluate_every=1)
+    saved = torch.load(path)
+    begun = json.loads(saved["begun"])
+    for name in ("method.public_clip", "method.method.public_clip"):
+        del begun[name]
+    torch.save({**saved, "begun": json.dumps(begun)}, path)
+
+    def go() -> Run:
+        return bench.train(method=mixed(method=joined(public_clip=clip)), checkpoint=path, metrics={}, evaluate_every=1)
+
+    if goes_on:
+        assert go().steps_taken == STEPS
+    else:
+        refused(go, "method.method.public_clip=None, not 0.5")
 
 
 def test_where_an_option_lies_in_memory_may_change(bench: Bench, tmp_path: Path) -> None:

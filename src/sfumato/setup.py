@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,11 @@ def as_begun(setup: Mapping[str, Any], budget: Budget | None) -> str:
     return json.dumps(flat)
 
 
-def check_begun(path: Path, saved: Mapping[str, Any] | None, now: str) -> None:
+def check_begun(path: Path, saved: Mapping[str, Any] | None, now: str, method: Any) -> None:
     """Refuse, before anything is charged or changed, to go on otherwise than begun: the Run would tell of neither."""
     if saved is None or "begun" not in saved:  # of an earlier version
         return
-    old, new = json.loads(saved["begun"]), json.loads(now)
+    old, new = _unsaid(method) | json.loads(saved["begun"]), json.loads(now)
     # Written out nan is nan, and else 1 is 1.0.
     differ = [n for n in {**old, **new} if _told(old, n) != _told(new, n) and old.get(n, ...) != new.get(n, ...)]
     # Another method or optimizer has other options, and so has the same optimizer in another version of torch.
@@ -89,6 +89,14 @@ def _options(method: Any) -> dict[str, Any]:
     if "method" in options:
         plain["method"] = {"name": _name_of(options["method"]), **_options(options["method"])}
     return plain
+
+
+def _unsaid(method: Any, name: str = "method") -> dict[str, Any]:
+    """The defaults of a method's fields: an earlier version, which knew fewer of them, did as they say."""
+    if not is_dataclass(method):
+        return {}
+    own = {f"{name}.{f.name}": f.default for f in fields(method) if f.default is not MISSING and f.name != "method"}
+    return _plain(own) | _unsaid(getattr(method, "method", None), f"{name}.method")
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

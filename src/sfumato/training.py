@@ -162,7 +162,7 @@ def train(
         if path is not None:
             saved = group.first(partial(load_checkpoint, path))
             _check_continues(path, saved, known, sampler, noise)
-            check_begun(path, saved, begun_with)
+            check_begun(path, saved, begun_with, method)
             if saved is not None:
                 private.account.check_head(saved.get("ledger", ""))  # none in checkpoints of earlier versions
             _check_afterwards(path, private, known, later)
