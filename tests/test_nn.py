@@ -217,6 +217,34 @@ def test_the_gradient_has_its_closed_form() -> None:
     torch.testing.assert_close(dgain, along[:, 0])
 
 
+@pytest.mark.parametrize("use", WAYS)
+@pytest.mark.parametrize("with_gain", [True, False])
+@pytest.mark.parametrize("half", [False, True])
+def test_standardised_convolution_like_autograd(
+    use: kernels.Use, with_gain: bool, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    if kernels.INSTALLED:
+        from sfumato.kernels import standardise
+
+        for name in ("forward", "backward"):
+            real = getattr(standardise, name)
+            monkeypatch.setattr(standardise, name, lambda *a, n=name, f=real, **k: [calls.append(n), f(*a, **k)][1])
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 6, 6), torch.randn(5, 3, 3, 3) + 1, *([torch.rand(5)] if with_gain else [])]
+    leaves = [t.to(DEVICE).requires_grad_() for t in given]
+    wide = [t.to(DEVICE).double().requires_grad_() for t in given]
+    with kernels.using(use), torch.autocast(DEVICE, torch.bfloat16, enabled=half):
+        y = standardised_conv2d(*leaves[:2], leaves[2] if with_gain else None, None, 2, 1)
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+        ours = [y, *torch.autograd.grad(y, leaves, dy)]
+    z = F.conv2d(wide[0], standardised_weight(wide[1], wide[2] if with_gain else None, 1e-4), None, 2, 1)
+    tolerance = 0.03 if half else 1e-5
+    for a, b in zip(ours, [z, *torch.autograd.grad(z, wide, dy.double())], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance * float(b.detach().abs().max()))
+    assert calls == (["forward", "backward"] if use is kernels.Use.INTERPRETER else [])
+
+
 def test_convolution_options() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 4, 9, 8, dtype=torch.float64)

@@ -150,14 +150,42 @@ def standardised_conv2d(
             standardised_conv2d, relevant, x, weight, gain, bias, stride, padding, dilation, groups, eps
         )
         return result
-    effective = standardised_weight(weight, gain, eps)
-    if channels_last_here(x) and x.is_contiguous(memory_format=torch.channels_last):
-        effective = effective.contiguous(memory_format=torch.channels_last)
-    kind = autocast_dtype(x)
-    if kind is not None:
-        x, effective = x.to(kind), effective.to(kind)
+    kind, last = autocast_dtype(x), channels_last_here(x) and x.is_contiguous(memory_format=torch.channels_last)
+    effective = effective_weight(weight, gain, eps, kind or weight.dtype, last=last)
+    x = x if kind is None else x.to(kind)
     x, effective = widened(x, effective, groups)
     return F.conv2d(x, effective, bias, stride, padding, dilation, groups)
+
+
+def effective_weight(weight: Tensor, gain: Tensor | None, eps: float, dtype: torch.dtype, *, last: bool) -> Tensor:
+    """`standardised_weight` in this precision, perhaps channels-last."""
+    if usable(weight, gain):
+        from sfumato.kernels.standardise import fits
+
+        if fits(weight):
+            fused: Tensor = _StandardisedWeight.apply(weight, gain, eps, dtype, last)  # type: ignore[no-untyped-call]
+            return fused
+    effective = standardised_weight(weight, gain, eps)
+    return (effective.contiguous(memory_format=torch.channels_last) if last else effective).to(dtype)
+
+
+class _StandardisedWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gain: Tensor | None, eps: float, dtype: torch.dtype, last: bool) -> Tensor:
+        from sfumato.kernels import standardise
+
+        ctx.save_for_backward(weight, gain)
+        ctx.eps = eps
+        return standardise.forward(weight, gain, eps, dtype, channels_last=last)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from sfumato.kernels import standardise
+
+        weight, gain = ctx.saved_tensors
+        dweight, dgain = standardise.backward(grad, weight, gain, ctx.eps)
+        return dweight, None if dgain is None else dgain.to(gain.dtype), None, None, None
 
 
 def widened(x: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from sfumato.gradients.contributions import HALF, Contribution, Dense, Shift, su
 from sfumato.gradients.rows import Order, Rows, Standardisation
 from sfumato.gradients.rules.call import Call, autocast
 from sfumato.gradients.rules.convolution import Convolution, apply, channels_last, padded
-from sfumato.nn.functional import directions, standardised_conv2d
+from sfumato.nn.functional import autocast_dtype, directions, effective_weight, standardised_conv2d
 
 
 class Pass(Contribution):
@@ -91,7 +91,10 @@ def standardised_convolution(call: Call) -> Any:
         x, geometry = padded(input, tuple(weight.shape[2:]), stride, padding, dilation, groups)
         u, inverse = directions(weight.detach(), eps)
         gains = torch.ones_like(inverse) if gain is None else gain.detach()
-        effective = u * gains[:, None, None, None]
+        # The very numbers that the layer itself computes with: rounded otherwise, they would flip ReLUs.
+        low = None if x.dtype == torch.float64 else autocast_dtype(x)
+        g = None if gain is None else gain.detach()
+        effective = effective_weight(weight.detach(), g, eps, low or weight.dtype, last=False)
         b = None if bias is None else bias.detach()
         x, w, b = autocast(x, effective, b)
         x, w = channels_last(x, w)
