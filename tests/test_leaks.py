@@ -440,7 +440,7 @@ def test_each_answer_has_views_of_its_own() -> None:
     drawn: list[float] = []
 
     def spied(batch: Any) -> Any:
-        drawn.append(float(torch.rand(())))
+        drawn.append(float(torch.rand(len(batch[0]))[0]))
         return batch
 
     spied_on = GradientMean(question.params, Clip(1.0), views=2, augment=spied)

@@ -396,7 +396,7 @@ def test_augmentation_row_by_row_is_accepted_and_leaves_the_generator_alone() ->
         lambda r: r + 0.1 * torch.randn_like(r),
         lambda r: r * (torch.rand(len(r), 1) > 0.5),
         lambda r: r.flip(1),
-        lambda r: r + float(np.random.normal()),  # noqa: NPY002 - the global generator, which can be seeded
+        lambda r: r + torch.from_numpy(np.random.normal(size=(len(r), 1))),  # noqa: NPY002 - which can be seeded
     ):
         torch.manual_seed(3)
         GradientSum(PARAMS, Clip(1.0), augment=augment).check(

@@ -13,7 +13,8 @@
 All that leaves is acceptance, or the name of a module. Neither may tell of anybody's row. So rows are looked at first
 that were made up from the types and shapes of the data (`made_up.py`): what changes among them is refused whatever the
 data holds. The rows of the data, jittered, say more of a model that passes; where one is not finite, in its loss or its
-gradient, others are taken, and where none is, every unit is computed by itself.
+gradient, others are taken, and where none is, every unit is computed by itself. So it is where rows share chance
+(`shared_chance.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +64,7 @@ from sfumato.gradients.probed_rows import (
     spread_over,
     taken,
 )
+from sfumato.gradients.shared_chance import shares_chance
 from sfumato.gradients.tried import (
     HALF_TOLERANCE,
     ROWS,
@@ -117,6 +120,8 @@ class Probe:
             if found is None:
                 _look_at_made_up(objective, params, batch)
                 found = replace(trace_of(objective, params, batch, minor=False), alone=True)
+            elif shares_chance(partial(objective.losses, params), probe_rows(batch, ROWS, 0)):
+                found = replace(found, alone=True)
         self._traces[signature] = found, alike_in(batch)
         return found
 

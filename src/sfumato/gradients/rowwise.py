@@ -16,6 +16,7 @@ from sfumato.generators import own_generators, seed_torch
 from sfumato.gradients.made_up import made_up_rows
 from sfumato.gradients.passes import Augment
 from sfumato.gradients.probed_rows import mixed, probe_rows
+from sfumato.gradients.shared_chance import shares_chance
 from sfumato.objective import Batch
 
 _ROWS = 8
@@ -106,6 +107,12 @@ def check_augment(augment: Augment, rows: Batch) -> None:
                             "augment gives a row another value when other rows change (MixUp or CutMix between private "
                             "rows?): mix with public rows only."
                         )
+
+    if shares_chance(lambda batch: augment(tree_map(_copy, batch)), first):
+        raise MixesRows(
+            "augment draws random numbers that rows share, such as one coin for a whole batch, and who shares it would "
+            "depend on who else is there: draw for every row, as those of sfumato.augment do."
+        )
 
 
 def _picked(batch: Batch, rows: list[int]) -> Batch:

@@ -163,6 +163,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory not in self._of_rows and memory not in self._constant and self._size in t.shape:
                 self._from_outside.add(memory)
                 self._alive.append(t)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._trusted = False  # rows of one pass may share what is drawn
         if of_rows and func._schema.is_mutable and not _tensors(out):
             self._trusted = False  # it does not hand over what it wrote
         if of_rows and _looks_at_contents(func, args) and not self._only_checked:
