@@ -158,16 +158,28 @@ def _selected(t: Tensor, *, index: Tensor) -> Tensor:
 
 
 class DatasetSource(Source):
-    """Any dataset with `len` and `[i]`; rows are collated as torch's own loader does."""
+    """Any dataset with `len` and `[i]`; rows are collated as torch's own loader does, which finds one type for all.
+
+    So their fields have to be of one type each: a single whole number among fractions would round all others anew.
+    """
 
     def __init__(self, dataset: Dataset[Any] | Sequence[Any]) -> None:
         self._dataset = dataset
+        self._kind: Any = None
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
     def gather(self, indices: Indices, *, lend: bool = False) -> Batch:
-        return default_collate([self._dataset[int(i)] for i in indices])
+        rows = [self._dataset[int(i)] for i in indices]
+        if self._kind is None and len(self):
+            self._kind = _kind_of(self._dataset[0])
+        if any(_kind_of(row) != self._kind for row in rows):
+            raise InvalidArgument(
+                "data has rows of unlike types: give every row the same fields, each a tensor or number of one type, "
+                "such as float(value)."
+            )
+        return default_collate(rows)
 
     @property
     def row_bytes(self) -> int:
@@ -177,6 +189,23 @@ class DatasetSource(Source):
 
     def shares_rows(self, other: Source) -> bool:
         return isinstance(other, DatasetSource) and other._dataset is self._dataset
+
+
+_NUMBERS = {bool: np.dtype(bool), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+
+
+def _kind_of(row: Any) -> Any:
+    """The fields of a row and their types, as a batch would have them."""
+    leaves, form = tree_flatten(row)
+    return form, [_type_of(leaf) for leaf in leaves]
+
+
+def _type_of(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray):
+        return type(value), value.dtype
+    if isinstance(value, np.generic):
+        return value.dtype
+    return _NUMBERS.get(type(value), type(value))
 
 
 def as_source(data: Any) -> Source:

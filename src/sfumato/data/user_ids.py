@@ -8,7 +8,7 @@ import numpy as np
 
 from sfumato.errors import InvalidArgument
 
-_NOBODY = {"", "nan", "NaN"}  # as text, too: so numpy and pandas write what they do not know
+_NOBODY = {"", "nan", "none", "null", "nat", "n/a", "<na>"}  # as text: so numpy, pandas and files write it
 _WANTED = "users must hold one id per row of the data, as a plain array"
 
 
@@ -18,10 +18,10 @@ def is_missing(user: Any) -> bool:
     >>> [is_missing(user) for user in (None, float("nan"), " ", "ann", 0)]
     [True, True, True, False, False]
     """
-    if user is None:
+    if user is None or user is np.ma.masked:
         return True
     if isinstance(user, str | bytes):
-        return (user if isinstance(user, str) else user.decode(errors="replace")).strip() in _NOBODY
+        return (user if isinstance(user, str) else user.decode(errors="replace")).strip().lower() in _NOBODY
     try:
         return bool(user != user)  # NaN and NaT differ from themselves
     except TypeError:  # pandas' NA, which is neither equal nor different
@@ -46,8 +46,12 @@ def user_ids(users: Any) -> list[Any]:
     if isinstance(given, np.ndarray):
         if given.ndim != 1:
             raise InvalidArgument(f"{_WANTED}.")
+        if given.dtype.kind == "f" and bool((np.abs(given) >= 2.0 ** (np.finfo(given.dtype).nmant + 1)).any()):
+            raise InvalidArgument(
+                f"users are {given.dtype} numbers so large that different ids are one: give whole numbers or words."
+            )
         given = given.tolist()
-    found = [_plain(user) for user in given]
+    found = [user if user is np.ma.masked else _plain(user) for user in given]
     if any(map(is_missing, found)):
         raise InvalidArgument("users has missing ids: give every row one, since nobody is protected without it.")
     return found

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
@@ -295,7 +295,9 @@ class Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
             raise InvalidArgument(
                 f"{self._labels_from} has only one class, and a classifier needs two: declare them, classes=(0, 1)."
             )
-        if (words := labels.dtype.kind in "OSU") != (y.dtype.kind in "OSU"):
+        words = _are_words(labels, any)
+        # Of all labels, not of one: a single strange label is nobody's, and is not announced.
+        if words != _are_words(y, any if words else all):
             # Not the types themselves: that of words says how long the longest is.
             one, other = ("numbers", "words") if words else ("words", "numbers")
             raise InvalidArgument(f"y has {one} as labels and {self._labels_from} has {other}: use one type.")
@@ -397,7 +399,16 @@ class Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
         return tags
 
 
+def _are_words(labels: Array, of: Callable[[Iterable[bool]], bool]) -> bool:
+    """Whether any or all of them are."""
+    if labels.dtype.kind != "O":
+        return labels.dtype.kind in "US"
+    return of(isinstance(label, str | bytes) for label in labels)
+
+
 def _labels(y: Array) -> Array:
+    if y.dtype.kind == "O":  # of a list; what the labels are is public here, and numpy may find one type for them
+        y = np.asarray([label for label in y if label == label])  # without NaN
     known = y[np.isfinite(y)] if y.dtype.kind == "f" else y
     if len(known):
         check_classification_targets(known)

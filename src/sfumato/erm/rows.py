@@ -62,9 +62,22 @@ def features(X: Any, what: str) -> Array:
 
 def _array(values: Any, what: str) -> Array:
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # rows of unequal length: its message counts them
         raise InvalidArgument(f"{what} has rows of unequal length: give each as many numbers as the others.") from None
+    return array if _keeps(array, values, str, bytes) else np.array(values, dtype=object)
+
+
+def _keeps(array: Array, values: Any, *kinds: type) -> bool:
+    """Whether numpy, which has one type for all, made this type of values that all are of it, if it is one of these.
+
+    Beside one word all numbers of a list become words, and beside one fraction integers beyond 2^53 become fractions:
+    what is one person's would change everybody's.
+    """
+    if not isinstance(values, list | tuple) or not issubclass(array.dtype.type, kinds):
+        return True
+    wanted = next(kind for kind in kinds if issubclass(array.dtype.type, kind))
+    return all(isinstance(v, wanted) for v in np.array(values, dtype=object).flat)
 
 
 def column(y: Any, what: str, estimator: object) -> Array:
@@ -73,6 +86,8 @@ def column(y: Any, what: str, estimator: object) -> Array:
         name = type(estimator).__name__
         raise InvalidArgument(f"{name} requires y to be passed, but the target y is None: give {what}.")
     array = _array(y, what)
+    if not _keeps(array, y, float, np.floating):
+        array = np.array(y, dtype=object)
     if array.ndim == 2 and array.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected: use y.ravel().",
