@@ -115,7 +115,8 @@ def signs(y: Array, classes: Array) -> Array:
 
 def tensor(array: Array) -> Tensor:
     """The same memory where torch can use it."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    usable = array.flags.writeable and min(array.strides, default=0) >= 0
+    return torch.from_numpy(array if usable else array.copy())
 
 
 def scores(X: Tensor, w: Tensor) -> Tensor:
