@@ -52,6 +52,8 @@ SHARED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dropped weights": lambda x, w: (x * F.dropout(w, 0.5)).sum(1),
     "noise on weights": lambda x, w: (x * (w + 9 * torch.randn_like(w))).sum(1),
     "one coin beside each row's": lambda x, w: (x * w * signs(1) * signs(len(x), 1)).sum(1),
+    "a whole number drawn in place": lambda x, w: (x * w * (2.0 * torch.empty(1).random_(2) - 1)).sum(1),
+    "a count": lambda x, w: (x * w * torch.binomial(torch.ones(1), torch.full((1,), 0.5))).sum(1),
     "an order of the rows": lambda x, w: (x * w * in_order(x)).sum(1),
 }
 OWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
