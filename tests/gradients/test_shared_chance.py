@@ -101,6 +101,20 @@ def test_ordinary_layers_in_training_mode_share_nothing() -> None:
     assert not alone(recurrent, rows, lambda m, x: m(x)[0].flatten(1).square().sum(1))
 
 
+def test_a_coin_that_comes_later_is_seen_when_the_model_is_looked_at_again() -> None:
+    """As a rate that grows with the steps does; at the 4th question, the 16th, and so on."""
+    later = [False]
+    module = Product(lambda x, w: (x * w * (signs(1, 1) if later[0] else 1.0)).sum(1))
+    objective, rows = Objective(module, lambda m, x: m(x)), torch.randn(ROWS, WIDTH)
+    probe, params = Probe.of(objective), objective.parameters()
+    for _ in range(3):
+        probe.check(params, rows)
+    assert not probe.trace(params, rows).alone
+    later[0] = True
+    probe.check(params, rows)
+    assert probe.trace(params, rows).alone
+
+
 # ------------------------------------------------------------------------------------------------ augmentations
 
 

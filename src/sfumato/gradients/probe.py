@@ -120,7 +120,7 @@ class Probe:
             if found is None:
                 _look_at_made_up(objective, params, batch)
                 found = replace(trace_of(objective, params, batch, minor=False), alone=True)
-            elif shares_chance(partial(objective.losses, params), probe_rows(batch, ROWS, 0)):
+            elif _shares_chance(objective, params, batch):
                 found = replace(found, alone=True)
         self._traces[signature] = found, alike_in(batch)
         return found
@@ -149,6 +149,9 @@ class Probe:
         if self._questions > 1 and power_of_4:
             with _set_apart(params):
                 _look_at_made_up(objective, params, batch)
+                known, alike = self._traces.get(signature, (None, frozenset()))
+                if known is not None and not known.alone and not empty and _shares_chance(objective, params, batch):
+                    self._traces[signature] = replace(known, alone=True), alike
 
     def once(self, function: Any, rows: Batch, check: Callable[[Any, Batch], None]) -> None:
         """check(function, rows), every time; but a frozen dataclass, which cannot change, once for so many rows."""
@@ -198,6 +201,10 @@ def _look(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> T
     if unusual is not None and (worst := where_others_matter(objective, params, usual, unusual, found)) is not None:
         raise UnsupportedModel(mixing_message(objective, worst))
     return found
+
+
+def _shares_chance(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> bool:
+    return shares_chance(partial(objective.losses, params), probe_rows(batch, ROWS, 0))
 
 
 def _says_something(objective: Objective, params: Mapping[str, Tensor], batch: Batch) -> bool:
