@@ -106,8 +106,8 @@ def _affine(
     def given(t: Tensor | None, value: float) -> Tensor:
         if t is not None and t.shape != (C,):  # the kernel would read past its end
             raise InvalidArgument(
-                f"weight, bias and inner bias must be one number per channel, {C}, or the last a row of them for each "
-                f"of {N} images, not of shape {tuple(t.shape)}."
+                f"weight, bias or inner bias has another shape than x wants: give one number per channel, {C} of them; "
+                "for the inner bias also a row of them for every image."
             )
         return torch.full((C,), value, device=x.device) if t is None else t.contiguous()
 

@@ -50,9 +50,9 @@ def group_norm_act(
         )
         return result
     if inner_bias is not None and tuple(inner_bias.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
-        raise InvalidArgument(
-            f"inner_bias of shape {tuple(inner_bias.shape)} must have one number per channel, {(x.shape[1],)}, or a "
-            f"row of them per image, {tuple(x.shape[:2])}."
+        raise InvalidArgument(  # without the number of images, which may be private
+            f"inner_bias has another shape than x wants: give {x.shape[1]} numbers, one per channel, or a row of them "
+            "for every image."
         )
     if x.ndim == 4 and usable(x, weight, bias, inner_bias):
         from sfumato.kernels.group_norm import fits
