@@ -123,7 +123,7 @@ def test_an_inner_bias_per_image_in_other_dimensions_and_under_vmap(use: kernels
 @pytest.mark.parametrize("wrong", [(2, 8), (1, 8), (3, 4), (1,), (24,), (8, 3), (3, 8, 1, 1)])
 def test_an_inner_bias_of_another_shape_is_refused(use: kernels.Use, wrong: tuple[int, ...]) -> None:
     x, weight, bias = inputs()
-    with kernels.using(use), pytest.raises(InvalidArgument, match="inner_bias has .* 8 numbers") as caught:
+    with kernels.using(use), pytest.raises(InvalidArgument, match=r"inner_bias has .* 8 numbers") as caught:
         group_norm_act(x, 4, weight, bias, inner_bias=torch.zeros(wrong, device=DEVICE))
     assert "3" not in str(caught.value), "how many images there are may be private"
 

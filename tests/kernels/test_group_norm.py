@@ -162,7 +162,7 @@ def test_shapes_past_whose_end_a_kernel_would_read_are_refused(wrong: tuple[int,
     x, dy, weight, bias = make((16, 4, 4, 4))
     a = torch.zeros(wrong, device=x.device)
     mean = torch.zeros(3, 4, device=x.device)
-    with pytest.raises(InvalidArgument, match="16 of them; .* for every image") as caught:
+    with pytest.raises(InvalidArgument, match=r"16 of them; .* for every image") as caught:
         gn.forward(x, 4, weight, bias, 1e-5, "none", "silu", a)
     assert "3" not in str(caught.value), "how many images there are may be private"
     with pytest.raises(InvalidArgument, match="weight, bias or inner bias has"):
